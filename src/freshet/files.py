@@ -130,6 +130,71 @@ def reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
+class WatchedFiles:
+    """The files and folders that Python code has read, to notice later that one of them has changed.
+
+    An audit hook sees what Python opens for reading and lists. It does not see what compiled libraries open by
+    themselves. A process can have one such object only, because a hook cannot be removed.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, ...] | None] = {}
+        self._records = False
+        sys.addaudithook(self._hook)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what is read, and at the end the source files of all modules outside Python's own folders."""
+        self._records = True
+        try:
+            yield
+        finally:
+            self._records = False
+            for name, module in list(sys.modules.items()):
+                path = getattr(module, "__file__", None)
+                if isinstance(path, str) and (name.partition(".")[0] == __package__ or not _is_installed(path)):
+                    self._seen.setdefault(path, _identity(path))
+            self._seen = {path: seen for path, seen in self._seen.items() if Path(path).exists()}  # no temporary files
+
+    def first_change(self) -> str:
+        """The first file or folder that differs from when it was read, or the empty string."""
+        return next((path for path, before in self._seen.items() if _identity(path) != before), "")
+
+    def _hook(self, event: str, arguments: tuple[object, ...]) -> None:
+        if not self._records or event not in ("open", "os.listdir", "os.scandir"):
+            return
+        path = os.fspath(arguments[0]) if isinstance(arguments[0], str | os.PathLike) else None
+        if not isinstance(path, str) or (event == "open" and not _only_reads(*arguments[1:3])):
+            return
+        if sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):  # modules are recorded at the end
+            return
+        path = str(Path(path).absolute())
+        if event != "open" and path in sys.path:  # listed to find modules and packages
+            return
+        if not _is_installed(path) and not path.startswith(("/proc/", "/sys/", "/dev/")):
+            self._seen.setdefault(path, _identity(path))
+
+
+def _only_reads(mode: object, flags: object) -> bool:
+    if isinstance(mode, str):
+        return not set(mode) & set("wax+")
+    return isinstance(flags, int) and not flags & (os.O_WRONLY | os.O_RDWR)
+
+
+def _is_installed(path: str) -> bool:
+    """Whether a path is inside this Python, which does not change while it runs."""
+    return path.startswith((sys.prefix + os.sep, sys.base_prefix + os.sep))
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    """What changes with the content of a file, or with the names in a folder. None if there is neither."""
+    try:
+        facts = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+
+
 def printable(text: object) -> str:
     """Untrusted text for a terminal. Control characters are escaped."""
     shown = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))

@@ -102,9 +102,8 @@ def find_processes(word: str, mark: str) -> list[int]:
     return found
 
 
-def client_processes(folder: Folder, node: int) -> list[int]:
-    """The client app processes of a device."""
-    return find_processes("flwr-clientapp", str(folder.root / "memory" / f"node_{node}"))
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 # ---- devices that stall, come late, or leave
@@ -112,6 +111,7 @@ def client_processes(folder: Folder, node: int) -> list[int]:
 _STALLING_APP = '''
 """A device that stalls while a file exists: before it requests the fresh model or after, in all trips or in one."""
 
+import os
 import time
 from pathlib import Path
 
@@ -123,7 +123,8 @@ def stalling(name, step):
     def wait_and_step(trip):
         file = Path({folder!r}) / f"{{name}}_{{trip.assignment.device}}"
         while file.exists() or Path(f"{{file}}_{{trip.assignment.trip}}").exists():
-            file.with_name(f"stalls_{{trip.assignment.device}}_{{trip.assignment.trip}}").touch()
+            stalls = file.with_name(f"stalls_{{trip.assignment.device}}_{{trip.assignment.trip}}")
+            stalls.write_text(str(os.getpid()))
             time.sleep(0.2)
         return step(trip)
 
@@ -148,7 +149,7 @@ app = Device().app(Path(__file__).with_name("federation.toml"))
 def install_stalling_app(root: Path, holds: Path, *names: str) -> None:
     """Call before a federation is made in ``root``. Device K stalls while ``holds`` has a file before_K or after_K.
 
-    before_K_T and after_K_T stall trip T only. The file stalls_K_T says that a trip has stalled.
+    before_K_T and after_K_T stall trip T only. The file stalls_K_T says which process has stalled.
     """
     package = root / "app" / APP
     package.mkdir(parents=True)

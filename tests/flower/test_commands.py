@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from freshet.cli.app import app
-from freshet.errors import FreshetError, RunError
+from freshet.errors import ConfigError, FreshetError, RunError
 from freshet.flower import commands, running
+from freshet.flower.commands import Command
 from freshet.flower.folder import Folder, init
 from freshet.flower.running import free_ports
 from freshet.runs.summary import remarks
@@ -39,6 +40,59 @@ def test_commands_use_tls_and_keys_and_contain_no_secret(made: Folder) -> None:
     assert all(secret not in command for command in (link, executor, node, run))
 
 
+def test_supernode_gives_tasks_only_to_who_knows_its_secret(made: Folder) -> None:
+    commands.make_task_secrets(made, [0, 1])
+    before = commands.task_secret(made, 1).read_bytes()
+    commands.make_task_secrets(made, [0, 1])
+    assert commands.task_secret(made, 1).read_bytes() == before != commands.task_secret(made, 0).read_bytes()
+    assert len(before) == 64 and commands.task_secret(made, 1).stat().st_mode & 0o777 == 0o600
+    node, executor = commands.supernode(made, 1), commands.shared_executor(made, [0, 1])
+    assert f"--isolation process --superexec-auth-secret-file {commands.task_secret(made, 1)}" in str(node)
+    assert f"19101={commands.task_secret(made, 1)}" in executor.words and before.decode() not in str(executor)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cores", "wanted", "trainers", "threads"),
+    [(1, 8, "", 1, 8), (8, 2, "", 2, 1), (3, 8, "", 3, 2), (8, 8, "2", 8, 2)],
+)
+def test_devices_share_the_cores(
+    made: Folder,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: int,
+    cores: int,
+    wanted: str,
+    trainers: int,
+    threads: int,
+) -> None:
+    """At most one trip per core, and together no more threads than cores unless they are asked for."""
+    monkeypatch.setattr(commands.os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    words = commands.shared_executor(made, range(nodes)).words
+    assert words[words.index("executor") + 1 :][:2] == [str(trainers), str(threads)]
+    assert len(words) == words.index("executor") + 3 + nodes
+
+
+def test_deployed_processes_compile_modules_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert "PYTHONDONTWRITEBYTECODE" not in commands.full_environment(Command("x", []))
+
+
+def test_several_devices_of_a_machine_are_one_command(tmp_path: Path) -> None:
+    runner, root = CliRunner(), tmp_path / "d"
+    assert runner.invoke(app, ["deploy", "init", str(root), "--devices", "9"]).exit_code == 0
+    words = ["deploy", "device", str(root), "--dry-run"]
+    some = runner.invoke(app, [*words, "--nodes", "1-3,7"])
+    assert some.output.count("-m freshet.flower.node") == 4 and some.output.count("freshet.flower.warm executor") == 1
+    for wrong in ([], ["--node", "1", "--nodes", "2"], ["--nodes", "3-1"], ["--nodes", "a"], ["--nodes", "-2"]):
+        done = runner.invoke(app, [*words, *wrong])
+        assert done.exit_code != 0 and isinstance(done.exception, ConfigError | SystemExit), wrong
+    missing = runner.invoke(app, [*words, "--nodes", "8-9"])
+    assert isinstance(missing.exception, RunError) and "node_9 is missing" in str(missing.exception)
+    (root / "device.toml").write_text('[device]\nsuperlink = "127.0.0.1:18000"\nport = 20000\n')
+    both = runner.invoke(app, [*words, "--nodes", "1,2"])
+    assert isinstance(both.exception, ConfigError) and "remove both to start several" in str(both.exception)
+
+
 def test_dry_run_prints_the_commands(tmp_path: Path) -> None:
     runner, root = CliRunner(), str(tmp_path / "d")
     assert runner.invoke(app, ["deploy", "init", root, "--devices", "2", "--host", "h.example"]).exit_code == 0
@@ -48,7 +102,9 @@ def test_dry_run_prints_the_commands(tmp_path: Path) -> None:
     assert "-m freshet.flower.node" in device.output and "h.example:18000" in device.output
     assert "freshet.flower.node" not in runner.invoke(app, ["deploy", "status", root]).output
     local = runner.invoke(app, ["deploy", "local", "--devices", "2", "--dry-run"])
-    assert local.output.count("freshet.flower.node") == 2
+    assert (
+        local.output.count("freshet.flower.node") == 2 and local.output.count("freshet.flower.warm executor 2 1") == 1
+    )
     own = runner.invoke(app, ["deploy", "local", "--devices", "2", "--trainer", "mine:my_train", "--dry-run"])
     assert own.output.count('trainer="mine:my_train"') == 2
     device = runner.invoke(app, ["deploy", "device", root, "--node", "1", "--trainer", "mine:my_train", "--dry-run"])
@@ -133,7 +189,7 @@ def machine(tmp_path: Path, made: Folder, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(commands, "check_clock", lambda folder: None)
-    monkeypatch.setattr(running, "run_device", lambda *_: pytest.fail("it has started"))
+    monkeypatch.setattr(running, "run_devices", lambda *_: pytest.fail("it has started"))
     return tmp_path
 
 

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from freshet import Device, Federation
-from freshet.config import Config
+from freshet.config import Config, resolve
 from freshet.core.messages import Assignment
 from freshet.errors import ConfigError, DataError
 from freshet.flower import wire
@@ -62,6 +62,37 @@ def test_network_and_samples_may_be_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(f"{here}.loaded", lambda node: samples(11), raising=False)
     answer = handle(Device(), federation_of().config, tmp_path, data=f"{here}:loaded", model=f"{here}:Net")
     assert answer.upload is not None and answer.samples == 11
+
+
+def test_prepared_device_loads_once_and_trains_the_same_bits(tmp_path: Path) -> None:
+    """A warm device loads its data before its trips. Nothing else differs."""
+    calls = list[object]()
+
+    def load(node: object) -> tuple[np.ndarray, np.ndarray]:
+        calls.append(node)
+        return samples(25, classes=2)
+
+    config, node = federation_of().config, {"partition-id": 2}
+    cold = handle(Device(load=load, model=Net), config, tmp_path / "cold").upload
+    warm, calls[:] = Device(load=load, model=Net), []
+    warm.prepare(config, node | {"folder": str(tmp_path / "0")})
+    warm.prepare(config, node | {"folder": str(tmp_path / "0")})
+    for trip in range(2):
+        again = handle(warm, config, tmp_path / str(trip)).upload
+        assert cold is not None and again is not None and again.weights.tobytes() == cold.weights.tobytes()
+        assert len(calls) == 1 + trip, "a node config that was not prepared is loaded in the trip"
+
+
+def test_devices_of_one_data_set_share_it(tmp_path: Path) -> None:
+    tables = {"method": {"name": "fedavg"}, "fleet": {"devices": 3}, "data": {"train_samples": 90, "test_samples": 30}}
+    config, device = resolve(tables), Device()
+    for place in range(3):
+        device.prepare(config, {"partition-id": place, "folder": str(tmp_path / str(place))})
+    assert len(device._prepared) == 1
+    setups = [device.setup(config, {"partition-id": place, "folder": "x"}, place) for place in range(3)]
+    cold = Device().setup(config, {"partition-id": 1}, 1)
+    assert np.array_equal(setups[1].data.shards[1], cold.data.shards[1]) and len(cold.data.shards[1])
+    assert len({int(sample) for place in range(3) for sample in setups[place].data.shards[place]}) == 90
 
 
 @pytest.mark.parametrize("name", ["nothing", "no.such:module", "tests.flower.test_device:nobody", ":x"])

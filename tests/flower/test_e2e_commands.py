@@ -27,6 +27,7 @@ from tests.flower.local_federation import (
     events_of,
     find_processes,
     freshet,
+    parent_of,
     passes_audit,
     wait_for,
 )
@@ -79,9 +80,8 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
         each.send_signal(signal.SIGTERM)
     for each in started:
         each.wait(TIMEOUT_SECONDS)
-    assert not find_processes("freshet.flower.node", str(tmp_path)) and not find_processes(
-        "freshet.flower.superlink_auth", str(tmp_path)
-    )
+    for name in ("node", "superlink_auth", "warm"):
+        assert not find_processes(f"freshet.flower.{name}", str(tmp_path))
 
 
 def deploy(*words: str) -> list[str]:
@@ -144,6 +144,35 @@ def test_deploy_commands_on_several_machines(tmp_path: Path, begin: Callable[...
     freshet("deploy", "stop", str(root), env=ENV, cwd=tmp_path)
     world = read_world(run)
     assert passes_audit(run) and world is not None and world.samples == [150, 91]
+
+
+def test_devices_of_one_machine_share_a_trainer(tmp_path: Path, begin: Callable[..., subprocess.Popen]) -> None:
+    """Two devices are one command. Changed samples are loaded again. If it is killed, nobody is left."""
+    root, run = tmp_path / "deploy", tmp_path / "deploy" / "run"
+    words = settings([*SMALL, "run.until=100000"])
+    freshet("deploy", "init", str(root), "--devices", "2", *words, env=ENV, cwd=tmp_path)
+    port, fresh_port = free_ports(2)
+    (root / "server.toml").write_text(tomli_w.dumps({"server": {"port": port, "fresh_port": fresh_port}}))
+    (root / "device.toml").write_text(tomli_w.dumps({"device": {"superlink": f"127.0.0.1:{port}"}}))
+    (tmp_path / "mydata.py").write_text(MINE)
+    server = begin(*deploy("server", str(root)))
+    devices = begin(*deploy("device", str(root), "--nodes", "0-1", "--data", "mydata:load"))
+    wait_for(lambda: {0, 1} <= set(devices_in(run, "upload")), "an upload of each device", lambda: alive(server))
+    processes = find_processes("freshet.flower.warm", str(tmp_path))
+    parents = [parent_of(pid) for pid in processes]
+    assert parents.count(devices.pid) == 1, "one executor"
+    assert len({pid for pid, parent in zip(processes, parents, strict=True) if parent_of(parent) == devices.pid}) == 1
+
+    (tmp_path / "mydata.py").write_text(MINE.replace("start + 90 +", "start + 50 +"))
+    before = len(devices_in(run, "upload"))
+    wait_for(lambda: len(devices_in(run, "upload")) >= before + 6, "trips on the new samples", lambda: alive(server))
+    assert "mydata.py has changed; loading again" in (tmp_path / "output_1").read_text()
+    devices.kill()
+    for name in ("warm", "node"):
+        wait_for(lambda name=name: not find_processes(f"freshet.flower.{name}", str(tmp_path)), "the end of all")
+    freshet("deploy", "stop", str(root), env=ENV, cwd=tmp_path)
+    world = read_world(run)
+    assert passes_audit(run) and world is not None and sorted(world.samples) == [50, 51]
 
 
 def alive(process: subprocess.Popen) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from freshet.runs.world import read_world
 from tests.flower.local_federation import (
     StallableProxy,
     checkpoints,
-    client_processes,
     events,
+    find_processes,
     install_stalling_app,
+    parent_of,
     passes_audit,
     start_on_demand,
     tables,
@@ -58,7 +60,7 @@ def test_federation_survives_faults_of_its_devices(tmp_path: Path, start: Callab
         local.devices[node].signal(signal.SIGKILL)
 
     # kill early: the server must notice before the trip expires
-    wait_until(local, lambda: client_processes(local.folder, 0), "device 0 training")
+    wait_until(local, lambda: list(holds.glob("stalls_0_*")), "device 0 training")
     kill(0)
     wait_until(local, lambda: events(local, "request", device=1), "device 1 asking")
     kill(1)
@@ -98,6 +100,34 @@ def test_federation_survives_faults_of_its_devices(tmp_path: Path, start: Callab
     local.stop()
     summary = RunDirectory(local.server.out).summary()
     assert passes_audit(local.server.out) and summary["lost"] >= 3 and summary["messages"] >= summary["uploads"]
+
+
+def test_killed_trip_is_lost_at_once_and_the_device_trains_on(tmp_path: Path, start: Callable[..., LocalRun]) -> None:
+    """The process of a trip is killed, then the trainer of all devices with the trips in it."""
+    holds = tmp_path / "holds"
+    install_stalling_app(tmp_path / "deploy", holds, "before_0_1", "before_0_2")
+    local = start(tables("fedasmu", 2, 0, until=1e5))
+
+    def processes(trip: int) -> tuple[int, int]:
+        """The trainer, and the process of device 0's trip, which is the trainer's only one that stalls."""
+        stalls = holds / f"stalls_0_{trip}"
+        wait_until(local, stalls.exists, f"trip {trip} of device 0")
+        found = find_processes("freshet.flower.warm", str(local.folder.root))
+        parents = {pid: parent_of(pid) for pid in found}
+        [trainer] = {parent for pid, parent in parents.items() if parent in found and parents[parent] in found}
+        return trainer, int(stalls.read_text())
+
+    _, trip = processes(1)
+    os.kill(trip, signal.SIGKILL)
+    killed = time.monotonic()
+    [lost] = wait_until(local, lambda: events(local, "lost", device=0), "the loss of the trip")
+    assert lost["trip"] == 1 and "crashed" in lost["reason"] and time.monotonic() - killed < 40  # 51 by Flower
+    trainer, _ = processes(2)
+    os.kill(trainer, signal.SIGKILL)
+    wait_until(local, lambda: len(events(local, "lost", device=0)) == 2, "the loss of the next trip")
+    wait_until(local, lambda: uploads(local, 0, after=2), "an upload by another trainer")
+    local.stop()
+    assert passes_audit(local.server.out) and not find_processes("freshet.flower.warm", str(local.folder.root))
 
 
 def test_federation_survives_a_killed_superlink_and_a_stalled_network(

@@ -25,7 +25,8 @@ from freshet.flower import running
 from freshet.flower.commands import Command
 running.DEVICE_RETRY_SECONDS = 0.1
 words = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
-running.run_device(Command("device 3", words), lambda text: print(text, flush=True))
+trains = [sys.executable, "-c", "import time; time.sleep(600)"]
+running.run_devices([Command("device 3", words)], Command("executor", trains), lambda text: print(text, flush=True))
 """
 #: A stand-in for a SuperNode: writes its process id and keeps running.
 STAYS = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"
@@ -77,7 +78,7 @@ def test_device_ends_when_the_run_is_over(tmp_path: Path) -> None:
     over = tmp_path / "over"
     over.touch()  # of an earlier run
     code = ATTEND.replace(
-        "lambda text: print(text, flush=True))", "lambda text: print(text, flush=True), Path(sys.argv[3]))"
+        "lambda text: print(text, flush=True))", "lambda text: print(text, flush=True), [Path(sys.argv[3])])"
     )
     command = [sys.executable, "-c", "from pathlib import Path\n" + code, STAYS, str(tmp_path / "pids"), str(over)]
     watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -86,6 +87,32 @@ def test_device_ends_when_the_run_is_over(tmp_path: Path) -> None:
     over.touch()
     said, _ = watcher.communicate(timeout=60)
     assert watcher.returncode == 0 and said == "device 3: the run is over\n" and not is_alive(node)
+
+
+def test_executor_is_restarted_with_a_message(tmp_path: Path) -> None:
+    code = ATTEND.replace("import time; time.sleep(600)", "import sys; sys.exit(4)")
+    command = [sys.executable, "-c", code, STAYS, str(tmp_path / "pids")]
+    watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    nodes(tmp_path / "pids", 1)
+    assert watcher.stdout is not None
+    assert watcher.stdout.readline().startswith("its executor ended with code 4; restarting in")
+    watcher.send_signal(signal.SIGTERM)
+    assert watcher.wait(60) == 0
+
+
+def test_several_devices_end_when_the_run_is_over_for_all(tmp_path: Path) -> None:
+    over = [tmp_path / "over_3", tmp_path / "over_4"]
+    code = ATTEND.replace('[Command("device 3", words)]', '[Command("device 3", words), Command("device 4", words)]')
+    code = code.replace("print(text, flush=True))", "print(text, flush=True), [Path(each) for each in sys.argv[3:]])")
+    words = [sys.executable, "-c", "from pathlib import Path\n" + code, STAYS, str(tmp_path / "pids")]
+    watcher = subprocess.Popen([*words, *map(str, over)], stdout=subprocess.PIPE, text=True)
+    started = nodes(tmp_path / "pids", 2)
+    over[0].touch()
+    time.sleep(1.5)
+    assert watcher.poll() is None, "one of them still trains"
+    over[1].touch()
+    said, _ = watcher.communicate(timeout=60)
+    assert said == "device 3, device 4: the run is over\n" and not any(map(is_alive, started))
 
 
 def test_refused_supernode_gets_a_hint(tmp_path: Path) -> None:

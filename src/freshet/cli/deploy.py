@@ -174,7 +174,10 @@ def server(
 @deploy_app.command("device")
 def device(
     directory: Dir,
-    node: Node,
+    node: Annotated[int | None, typer.Option("--node", "-n", min=0, help="Number of the device.")] = None,
+    nodes: Annotated[
+        str, typer.Option("--nodes", help="Numbers of several devices that train in turn on this machine: 1-8, or 1,3.")
+    ] = "",
     data: Annotated[
         str,
         typer.Option("--data", help="module:function that returns its samples, or a .npz file with x and y."),
@@ -191,29 +194,54 @@ def device(
 ) -> None:
     """Start device K on this machine until the run is over. Its SuperNode is restarted whenever it ends.
 
-    Its key, its clock, its data and its model are checked before it connects.
+    Its key, its clock, its data and its model are checked before it connects. Several devices share one loaded copy
+    of torch, network and data set, and at most one of them per core trains at a time.
     """
     folder = _folder(directory)
     from freshet.flower import commands
-    from freshet.flower.running import run_device
+    from freshet.flower.running import run_devices
 
-    if not folder.key(node).is_file():
-        raise RunError(
-            f"{folder.key(node)} is missing; copy the key of device {node} here, see {folder.root}/README.md"
-        )
+    numbers = _numbers(node, nodes)
+    for each in numbers:
+        if not folder.key(each).is_file():
+            raise RunError(
+                f"{folder.key(each)} is missing; copy the key of device {each} here, see {folder.root}/README.md"
+            )
+    if len(numbers) > 1 and (folder.device().folder or folder.device().port):
+        raise ConfigError("--nodes", "device.toml names the folder or port of one device; remove both to start several")
     absolute = str(Path(data).absolute()) if data.endswith(".npz") else data
-    command = commands.supernode(folder, node, absolute, model, trainer)
+    supernodes = [commands.supernode(folder, each, absolute, model, trainer) for each in numbers]
+    executor = commands.shared_executor(folder, numbers)
     if dry_run:
-        typer.echo(str(command))
+        for command in (*supernodes, executor):
+            typer.echo(str(command))
         return
     _check_certificates(folder.certificates / "ca.crt")
     commands.check_clock(folder)
-    for line in _check_sources(folder, node, absolute, model, trainer):
-        typer.echo(line, err=not check)
+    for each in numbers:
+        for line in _check_sources(folder, each, absolute, model, trainer):
+            typer.echo(line if len(numbers) == 1 else f"device {each}: {line}", err=not check)
     if check:
         return
-    typer.echo(str(command), err=True)
-    run_device(command, _say, None if stay else commands.over_file(folder, node))
+    for command in (*supernodes, executor):
+        typer.echo(str(command), err=True)
+    commands.make_task_secrets(folder, numbers)
+    run_devices(supernodes, executor, _say, () if stay else [commands.over_file(folder, each) for each in numbers])
+
+
+def _numbers(node: int | None, nodes: str) -> list[int]:
+    """The devices that ``--node`` or ``--nodes`` names."""
+    if (node is None) == (not nodes):
+        raise ConfigError("--node", "give the number of a device, or with --nodes those of several")
+    if node is not None:
+        return [node]
+    found = list[int]()
+    for part in nodes.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise ConfigError("--nodes", f"must be numbers such as 1-8 or 1,3,5-7, not {nodes!r}")
+        found += range(int(first), int(last if dash else first) + 1)
+    return sorted(set(found))
 
 
 def _check_sources(folder: "Folder", node: int, data: str, model: str, trainer: str) -> list[str]:
@@ -351,8 +379,8 @@ def _finish(out: Path, status: str) -> None:
 #: The phases of a trip. ``messages`` is ``down`` plus ``up``.
 PHASES = {
     "down": "message to the device, until it is fetched",
-    "start": "start of the device's process by Flower",
-    "import": "import of Freshet and torch",
+    "start": "start of the device's process",
+    "import": "imports, and the model from the SuperNode",
     "load": "data and model",
     "train": "training",
     "fresh": "waiting for the fresh model",

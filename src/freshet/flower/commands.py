@@ -13,7 +13,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -25,10 +25,11 @@ import tomli_w
 
 from freshet.errors import RunError
 from freshet.files import open_many, write_atomically
-from freshet.flower import NEEDS_FLOWER, OVER_FILE
+from freshet.flower import NEEDS_FLOWER, OVER_FILE, warm
 from freshet.flower.device_keys import AHEAD_SECONDS, BEHIND_SECONDS, add_line
 from freshet.flower.folder import Folder, run_config, update_app
 from freshet.flower.security import write_secret
+from freshet.flower.warm import PARENT
 
 CONNECTION = "freshet"
 #: No telemetry, no update check, no automatic installation of packages.
@@ -68,7 +69,7 @@ class Child:
             output = command.log.open("ab")
         self.process = subprocess.Popen(  # noqa: S603
             command.words,
-            env=full_environment(command),
+            env=full_environment(command) | {PARENT: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
@@ -113,9 +114,13 @@ def program(name: str) -> str:
 
 
 def full_environment(command: Command) -> dict[str, str]:
-    """The whole environment of a command. Flower looks for its other programs on the path."""
+    """The whole environment of a command. Flower looks for its other programs on the path.
+
+    Modules are compiled once, even if this process does not write what it compiles.
+    """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return os.environ | {"PATH": path} | command.environment
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return inherited | {"PATH": path} | command.environment
 
 
 def flower_environment(folder: Folder) -> dict[str, str]:
@@ -190,6 +195,45 @@ def over_file(folder: Folder, node: int) -> Path:
     return device_home(folder, node) / OVER_FILE
 
 
+def node_port(folder: Folder, node: int) -> int:
+    """The local port of a device's SuperNode."""
+    return folder.device().port or 19100 + node
+
+
+def task_secret(folder: Folder, node: int) -> Path:
+    """The file with the secret that a device's SuperNode and its executor share."""
+    return device_home(folder, node) / "executor.secret"
+
+
+def executor(folder: Folder, ports: Mapping[int, int], trainers: int, threads: int) -> Command:
+    """The executor of this machine's devices, ``{node: local port}`` of which are given."""
+    words = [sys.executable, "-m", warm.MODULE, "executor", str(trainers), str(threads)]
+    words += [f"{port}={task_secret(folder, node)}" for node, port in ports.items()]
+    return Command("executor", words, _device_environment(folder, next(iter(ports))))
+
+
+def shared_executor(folder: Folder, nodes: Sequence[int]) -> Command:
+    """The executor of devices that share this machine's cores: at most one trip per core, and its share of threads."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    trainers, wanted = min(len(nodes), cores), os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(wanted) if wanted.isdecimal() and int(wanted) else cores // trainers
+    return executor(folder, {node: node_port(folder, node) for node in nodes}, trainers, threads)
+
+
+def make_task_secrets(folder: Folder, nodes: Iterable[int]) -> None:
+    """Write the missing secrets of devices."""
+    for node in nodes:
+        path = task_secret(folder, node)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            write_secret(path, secrets.token_hex(32).encode())
+
+
+def _device_environment(folder: Folder, node: int) -> dict[str, str]:
+    modules = [str(Path.cwd()), str(folder.root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return QUIET | {"FLWR_HOME": str(device_home(folder, node) / "flwr"), "PYTHONPATH": os.pathsep.join(modules)}
+
+
 def supernode(folder: Folder, node: int, data: str = "", model: str = "", trainer: str = "") -> Command:
     """The SuperNode of a device. Its node config says where its data, network, training loop and memory are."""
     device, home = folder.device(), device_home(folder, node)
@@ -200,12 +244,11 @@ def supernode(folder: Folder, node: int, data: str = "", model: str = "", traine
         *(sys.executable, "-m", "freshet.flower.node", "--superlink", device.superlink),
         *("--root-certificates", str(folder.certificates / "ca.crt")),
         *("--auth-supernode-private-key", str(folder.key(node))),
-        *("--host", "127.0.0.1", "--port", str(device.port or 19100 + node)),
+        *("--host", "127.0.0.1", "--port", str(node_port(folder, node))),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(task_secret(folder, node))),
         *("--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())),
     ]
-    modules = [str(Path.cwd()), str(folder.root), *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = QUIET | {"FLWR_HOME": str(home / "flwr"), "PYTHONPATH": os.pathsep.join(modules)}
-    return Command(f"device {node}", words, variables)
+    return Command(f"device {node}", words, _device_environment(folder, node))
 
 
 # ---- starting and stopping

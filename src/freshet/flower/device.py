@@ -2,14 +2,15 @@
 
     app = Device(load=my_data).app(Path(__file__).with_name("federation.toml"))      # in a Flower client app
 
-Flower starts a new process for each message, so state that must last is in the folder: the device's memory with its
-last answer, and a trip that waits for the fresh model. Each is one file, replaced atomically. Its name contains the
+Each message has a process of its own, so state that must last is in the folder: the device's memory with its last
+answer, and a trip that waits for the fresh model. Each is one file, replaced atomically. Its name contains the
 session (one run of a server): a new session starts empty and deletes nothing, so no run learns from another's state.
 """
 
 import contextlib
 import hashlib
 import importlib
+import json
 import logging
 import os
 import threading
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from freshet import flower
 from freshet.assembly import Assembly, Overrides
 from freshet.config import CUSTOM, Config, load_tables, resolve
 from freshet.core.compression import NotHeld, digest, receive
@@ -141,6 +144,15 @@ Load = Callable[[NodeConfig], Any]
 HURRY_POLL_SECONDS = 1.0
 
 
+@dataclass(frozen=True)
+class Sources:
+    """A device's network and data. A device that brings its samples has no shards."""
+
+    assembly: Assembly
+    dataset: DataSet
+    shards: list[NDArray[np.int64]] | None = None
+
+
 class Device:
     """A device of a deployment. ``load`` and ``model`` replace the data set and network of the configuration.
 
@@ -151,6 +163,7 @@ class Device:
         self, load: Load | None = None, model: Factory | None = None, trainer: TrainingLoop | None = None
     ) -> None:
         self._load, self._model, self._loop = load, model, trainer
+        self._prepared: dict[str, Sources] = {}
 
     def app(self, federation: str | Path) -> Any:
         """The Flower client app of this device."""
@@ -158,7 +171,20 @@ class Device:
 
         app: Any = ClientApp()
         app.train()(lambda message, context: self._on_message(Path(federation), message, context))
+        app.prepare = lambda node: self.prepare(resolve(load_tables(Path(federation))), node)
         return app
+
+    def prepare(self, config: Config, node: NodeConfig) -> None:
+        """Load network and data once, for all later trips in this process and in its forks."""
+        key = self._key(config, node)
+        if key not in self._prepared:
+            self._prepared[key] = self._sources(config, node)
+
+    def _key(self, config: Config, node: NodeConfig) -> str:
+        """What network and data depend on. Devices without samples of their own share the configuration's data set."""
+        own = self._load is not None or node.get("data")
+        kept = {name: value for name, value in node.items() if own or name not in ("partition-id", "folder")}
+        return json.dumps([config.tables(), kept], sort_keys=True, default=str)
 
     def _on_message(self, federation: Path, message: Any, context: Any) -> Any:
         from flwr.app import Message
@@ -202,6 +228,20 @@ class Device:
 
     def setup(self, config: Config, node: NodeConfig, device: int) -> Setup:
         """What this device trains with: the network, and its own shard of the data set or the samples it brings."""
+        sources = self._prepared.get(self._key(config, node)) or self._sources(config, node)
+        assembly, dataset, devices = sources.assembly, sources.dataset, config.fleet.devices
+        shards = [np.empty(0, np.int64)] * devices
+        if sources.shards is None:
+            shards[device] = np.arange(len(dataset.y_train))
+        else:
+            place = node.get("partition-id", device)
+            if type(place) is not int or not 0 <= place < devices:
+                raise ConfigError("partition-id", f"must be a number from 0 to {devices - 1}, not {place!r}")
+            shards[device] = sources.shards[place]
+        return assembly.setup(FederatedData.of(dataset, shards), secret=True)
+
+    def _sources(self, config: Config, node: NodeConfig) -> Sources:
+        """Load the network, and the data set or the samples that this device brings."""
         load, model = self._load or _loader(str(node.get("data", ""))), self._model or _factory(node.get("model"))
         own = None if load is None else load(node)
         overrides = Overrides(factory=model, trainer=self._loop or _named_trainer(node.get("trainer")))
@@ -209,19 +249,12 @@ class Device:
             whole = config.data.model_copy(update={"validation": 0.0, "train_samples": 0, "test_samples": 0})
             config = replace(config, data=whole)
             overrides = replace(overrides, dataset=own_samples_only(own, config))
-        assembly, devices = Assembly(config, overrides), config.fleet.devices
+        assembly = Assembly(config, overrides)
         assembly.check_network()
-        dataset, shards = assembly.dataset, [np.empty(0, np.int64)] * devices
         if own is None:
-            place = node.get("partition-id", device)
-            if type(place) is not int or not 0 <= place < devices:
-                raise ConfigError("partition-id", f"must be a number from 0 to {devices - 1}, not {place!r}")
-            shards[device] = assembly.shards[place]
-        else:
-            if overrides.dataset is None:
-                dataset = with_samples(dataset, own, config)
-            shards[device] = np.arange(len(dataset.y_train))
-        return assembly.setup(FederatedData.of(dataset, shards), secret=True)
+            return Sources(assembly, assembly.dataset, assembly.shards)
+        dataset = assembly.dataset if overrides.dataset is not None else with_samples(assembly.dataset, own, config)
+        return Sources(assembly, dataset)
 
 
 class _Worker:
@@ -242,8 +275,9 @@ class _Worker:
         self._rule = config.method_class.rule(config.method)
         self._unreached, self._samples = "", 0
         born = process_start()
-        #: Seconds by phase, and the start of the process by this machine's clock.
-        self._timing = {"began": born, "start": IMPORTED_AT - born, "import": began - IMPORTED_AT}
+        taken, ready = flower.TAKEN_AT or born, max(born, IMPORTED_AT)
+        #: Seconds by phase, and by this machine's clock when the message was taken from the SuperNode.
+        self._timing = {"began": taken, "start": ready - taken, "import": began - ready}
 
     def _trainer(self, number: int) -> Trainer:
         at = time.time()

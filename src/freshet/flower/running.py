@@ -10,8 +10,9 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -156,32 +157,37 @@ def run_server(folder: Folder, say: Say, accept_changes: bool = False) -> str:
             own.unlink(missing_ok=True)
 
 
-def run_device(command: Command, say: Say, over: Path | None = None) -> None:
-    """Run a device in the foreground. Its SuperNode is restarted whenever it ends, until a signal stops this.
+def run_devices(nodes: Sequence[Command], executor: Command, say: Say, over: Sequence[Path] = ()) -> None:
+    """Run devices in the foreground: their SuperNodes, and the executor that trains for all of them.
 
-    It also ends when the file ``over`` appears, which says that the run is over. A SuperNode that returns before the
-    SuperLink has noticed its absence is refused for about a minute.
+    What ends is restarted, until a signal stops this or until the files ``over`` appear, which say that the run is
+    over. A SuperNode that returns before the SuperLink has noticed its absence is refused for about a minute.
     """
-    if over is not None:
-        over.unlink(missing_ok=True)  # of an earlier run
+    for path in over:
+        path.unlink(missing_ok=True)  # of an earlier run
+    children: dict[str, Child] = {}
+    restarts: dict[str, float] = {}
     with interruptible() as interrupted:  # polled, not raised: a signal must not leave a child behind
-        child, restart_at = Child(command), None
         try:
+            for command in (*nodes, executor):
+                children[command.name] = Child(command)
             while not interrupted():
-                if over is not None and over.exists():
-                    say(f"{command.name}: the run is over")
+                if over and all(path.exists() for path in over):
+                    say(f"{', '.join(command.name for command in nodes)}: the run is over")
                     return
-                if child.exit_code is not None and restart_at is None:
-                    delay = DEVICE_RETRY_SECONDS
-                    hint = REFUSED_HINT if child.exit_code == 0 else ""
-                    ended = f"{command.name}: its SuperNode ended with code {child.exit_code}{hint}"
-                    say(f"{ended}; restarting in {delay:g} s")
-                    restart_at = time.monotonic() + delay
-                if restart_at is not None and time.monotonic() >= restart_at:
-                    child, restart_at = Child(command), None
+                for name, child in children.items():
+                    if child.exit_code is not None and name not in restarts:
+                        hint = REFUSED_HINT if child.exit_code == 0 and child.command is not executor else ""
+                        what = "its executor" if child.command is executor else f"{name}: its SuperNode"
+                        delay = DEVICE_RETRY_SECONDS
+                        say(f"{what} ended with code {child.exit_code}{hint}; restarting in {delay:g} s")
+                        restarts[name] = time.monotonic() + delay
+                    if time.monotonic() >= restarts.get(name, math.inf):
+                        del restarts[name]
+                        children[name] = Child(child.command)
                 time.sleep(_POLL_SECONDS)
         finally:
-            commands.stop([child])
+            commands.stop(list(children.values()))
 
 
 class LocalRun:
@@ -208,16 +214,24 @@ class LocalRun:
         except BaseException:
             self._lock.release()
             raise
-        self.devices = [Child(self.command(node)) for node in range(len(self._ports))]
+        nodes = range(len(self._ports))
+        commands.make_task_secrets(self.folder, nodes)
+        self.devices = [Child(self.command(node)) for node in nodes]
+        self.executor = Child(self._executor())
         self._ended: dict[int, float] = {}
+
+    def _executor(self) -> Command:
+        """All devices may train at once, as on machines of their own."""
+        log = self.folder.state / "logs" / "executor.log"
+        ports = dict(enumerate(self._ports))
+        return replace(commands.executor(self.folder, ports, trainers=len(ports), threads=1), log=log)
 
     def command(self, node: int) -> Command:
         command = self._command(self.folder, node)
         words = list(command.words)
         words[words.index("--port") + 1] = str(self._ports[node])
         log = self.folder.state / "logs" / f"device_{node}.log"
-        threads = {"OMP_NUM_THREADS": "1"}
-        return Command(command.name, words, command.environment | threads, log)
+        return Command(command.name, words, command.environment, log)
 
     def poll(self) -> str | None:
         """Restart devices that have died. Returns the status of the run once it has ended, else None."""
@@ -227,6 +241,9 @@ class LocalRun:
             if time.monotonic() - self._ended.setdefault(node, time.monotonic()) >= DEVICE_RETRY_SECONDS:
                 del self._ended[node]
                 self.devices[node] = Child(child.command)
+        if self.executor.exit_code is not None:
+            self.say(f"the devices' executor ended with code {self.executor.exit_code}; restarting")
+            self.executor = Child(self.executor.command)
         return self.server.poll()
 
     def wait(self, seconds: float, each: Callable[[], None] = lambda: None) -> str:
@@ -241,7 +258,7 @@ class LocalRun:
 
     def stop(self) -> None:
         self.server.stop()
-        commands.stop(self.devices)
+        commands.stop([*self.devices, self.executor])
         self._lock.release()
 
 
@@ -318,7 +335,9 @@ def run_local(
         devices = range(int(tables["fleet"]["devices"]))
         registrations = [commands.register(made, node) for node in devices]
         supernodes = [commands.supernode(made, node, trainer=trainer) for node in devices]
-        for command in [*commands.superlink(made), *registrations, *supernodes, commands.run(made)]:
+        ports = {node: commands.node_port(made, node) for node in devices}
+        executor = commands.executor(made, ports, trainers=len(ports), threads=1)
+        for command in [*commands.superlink(made), *registrations, *supernodes, executor, commands.run(made)]:
             print(command)
         if keep is None:
             shutil.rmtree(folder)
