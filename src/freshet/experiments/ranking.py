@@ -26,7 +26,7 @@ Ranks = NDArray[np.float64]
 
 
 def area(times: Sequence[float], values: Sequence[float], until: float) -> float:
-    """Mean accuracy over the run: ``(1 / until) * integral of a(t) from 0 to until``, with straight lines between tests.
+    """Mean accuracy over the run: ``(1 / until) * integral of a(t) from 0 to until``, with lines between tests.
 
     Before the first test the accuracy is that of the first test, after the last one it is 0: a run that ended early
     (it diverged) has no model then.
@@ -63,7 +63,7 @@ def rank(scores: Sequence[float]) -> list[float]:
 def friedman(ranks: Ranks) -> float:
     """Friedman's statistic of ranks, a row per world and a column per method.
 
-    ``12 N / (k (k + 1)) * (sum_j R_j^2 - k (k + 1)^2 / 4)`` with the mean ranks R_j of k methods in N worlds, divided by
+    ``12 N / (k (k + 1)) * (sum_j R_j^2 - k (k + 1)^2 / 4)`` with the mean ranks R_j of k methods in N worlds, over
     ``1 - sum (t^3 - t) / (N k (k^2 - 1))`` over groups of t equal ranks in a world. 0 if all ranks are equal.
     """
     worlds, methods = ranks.shape
@@ -168,10 +168,7 @@ def rank_methods(scores: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Ran
     return Ranking(
         [methods[place] for place in order],
         [float(means[place]) for place in order],
-        [
-            (min(float(each[place]) for each in single), max(float(each[place]) for each in single))
-            for place in order
-        ],
+        [(min(float(each[place]) for each in single), max(float(each[place]) for each in single)) for place in order],
         [[float(value) for value in table[:, place]] for place in order],
         friedman(table) if enough else None,
         friedman_p(table) if enough else None,

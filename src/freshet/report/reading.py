@@ -1,7 +1,8 @@
 """Find runs and read them as plain data for a report, also while a run is going or after it was killed.
 
-Every run directory and every kept run is read through ``RunDirectory``. Nothing in a run is trusted: reading a file ends at a damaged line with a
-note, and a value of the wrong type counts as missing. A bad value inside a run never raises.
+Every run directory and every kept run is read through ``RunDirectory``. Nothing in a run is trusted: reading a file
+ends at a damaged line with a note, and a value of the wrong type counts as missing. A bad value inside a run never
+raises.
 """
 
 import re

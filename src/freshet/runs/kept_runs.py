@@ -211,7 +211,9 @@ def _lines(path: Path) -> Iterable[tuple[int, str, Record]]:
         digest, body = _split(line)
         record = parse_line(body)
         if record is None or _digest(body) != digest:
-            raise RunError(f"{path}, line {number}: was changed after it was written; restore it, or keep the run again")
+            raise RunError(
+                f"{path}, line {number}: was changed after it was written; restore it, or keep the run again"
+            )
         yield number, digest, record
 
 
