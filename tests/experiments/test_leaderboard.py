@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from freshet.cli.app import app
 from freshet.errors import RunError
 from freshet.experiments.bench import BenchRun, worlds
 from freshet.experiments.leaderboard import (
@@ -100,6 +102,16 @@ def test_the_page_is_filled_between_its_comments(tmp_path: Path):
 def test_the_worlds_have_a_paragraph_each():
     text = worlds_text(worlds().values())
     assert text.count("### ") == 5 and "Needs shakespeare (`freshet data get shakespeare`)" in text
+
+
+def test_the_page_and_its_json_are_those_of_the_kept_runs(tmp_path: Path):
+    root = Path(__file__).parents[2]
+    (tmp_path / "benchmark.md").write_bytes((root / "docs" / "benchmark.md").read_bytes())
+    words = ["bench", "page", "--kept", str(root / "results" / "bench-1"), "--page", str(tmp_path / "benchmark.md")]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    for name in ("benchmark.md", "benchmark.json"):
+        assert (tmp_path / name).read_text() == (root / "docs" / name).read_text(), "write them with freshet bench page"
 
 
 def test_files_and_picture_are_written(tmp_path: Path):

@@ -126,9 +126,10 @@ def _check_settings(settings: list[str]) -> None:
 
 
 def _work(plan: "Plan", retry: bool) -> bool:
-    """Tune and run with a live table; return False at Ctrl-C."""
+    """Tune, then run with a live table; return False at Ctrl-C."""
     from freshet.cli.grids import GridScreen, TuneScreen
-    from freshet.experiments.bench import BUDGETS, run_plan
+    from freshet.experiments.bench import BUDGETS, run_studies
+    from freshet.experiments.compare import run_grid
     from freshet.experiments.tune import load_optuna
 
     console, begun = Console(stderr=True), time.monotonic()
@@ -140,12 +141,11 @@ def _work(plan: "Plan", retry: bool) -> bool:
         with TuneScreen(console, BUDGETS[plan.budget].trials) as screen:
             return tuner.run(screen, screen.on_trial)
 
-    with_screen = GridScreen(console, plan.jobs(), plan.store)
-    if plan.studies():
-        done = run_plan(plan, None, study, retry=retry)
-    else:
-        with with_screen as screen:
-            done = run_plan(plan, screen, study, retry=retry)
+    done = run_studies(plan, study)
+    if done:
+        jobs = plan.jobs()
+        with GridScreen(console, jobs, plan.store) as screen:
+            done = run_grid(jobs, plan.store, watch=screen, retry=retry)
     console.print(Text(f"{time.monotonic() - begun:,.0f} s"), style="dim", highlight=False)
     return done
 

@@ -17,7 +17,7 @@ from freshet.config import resolve, with_added_settings
 from freshet.data.catalogue import CATALOGUE
 from freshet.data.sources import locate
 from freshet.errors import ConfigError
-from freshet.experiments.compare import GridObserver, run_grid, to_do
+from freshet.experiments.compare import to_do
 from freshet.experiments.grid import (
     Entry,
     Job,
@@ -29,10 +29,11 @@ from freshet.experiments.grid import (
     shared_settings,
     tables_for,
 )
-from freshet.experiments.store import Store, archive_runs, archived_runs, finished_runs, open_run
+from freshet.experiments.store import Store, archive_runs, archived_runs, finished_runs
 from freshet.experiments.tune import LR, Budget, Tuner, read_tuned
 from freshet.files import read_regular, write_atomically
 from freshet.methods import class_and_preset, registry
+from freshet.runs.kept_runs import open_run
 from freshet.runs.reader import RunDirectory
 
 VERSION = "bench-1"
@@ -262,17 +263,16 @@ class Plan:
         return missing and not (study_folder(self.store.folder, world, entry.method) / "best.toml").is_file()
 
 
-#: Called with the study that begins, how many are left, and its tuner; runs it and returns False at Ctrl-C.
+#: Called with a study that begins; runs it and returns False at Ctrl-C.
 RunStudy = Callable[[Entry, BenchWorld, Tuner], bool]
 
 
-def run_plan(plan: Plan, watch: GridObserver | None, on_study: RunStudy, *, retry: bool = False) -> bool:
-    """Tune what is not tuned, then run what is missing; return False at Ctrl-C."""
-    for entry, world in plan.studies():
-        tuner = tuner_for(entry.method, world, plan.budget, plan.store.folder, plan.settings)
-        if not on_study(entry, world, tuner):
-            return False
-    return run_grid(plan.jobs(), plan.store, watch=watch, retry=retry)
+def run_studies(plan: Plan, run_study: RunStudy) -> bool:
+    """Tune what is not tuned; return False at Ctrl-C."""
+    return all(
+        run_study(entry, world, tuner_for(entry.method, world, plan.budget, plan.store.folder, plan.settings))
+        for entry, world in plan.studies()
+    )
 
 
 def expected_seconds(plan: Plan, kept: "Sequence[BenchRun]" = (), *, retry: bool = False) -> float | None:

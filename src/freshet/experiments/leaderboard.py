@@ -358,6 +358,7 @@ def draw_ranks(found: Record, path: Path) -> list[Path]:
 
     figure = ranks_figure(found)
     FigureCanvasAgg(figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     return [path]
 

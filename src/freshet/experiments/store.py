@@ -15,7 +15,8 @@ from pathlib import Path
 from freshet.errors import FreshetError, RunError
 from freshet.files import open_own, write_atomically, writing
 from freshet.runs import checkpoint
-from freshet.runs.kept_runs import forget, keep, open_run, runs_below
+from freshet.runs.kept_runs import forget, keep, runs_below
+from freshet.runs.kept_runs import open_run as open_run
 from freshet.runs.reader import RunDirectory, is_run
 
 #: In an archive, the folder of runs that are over while others of their grid are missing.
