@@ -31,7 +31,7 @@ SHOWN = ("csv", "toml", "json", "yaml", "ini", "text")
 #: The language of an included example file. It keeps formatters from treating the file name as code.
 INCLUDED = "{ .python }"
 #: Commands that are only parsed. They need a network, a browser, other machines, or minutes.
-PARSED_ONLY = ("watch", "metrics", "demo", "deploy", "fleet", "paper")
+PARSED_ONLY = ("watch", "metrics", "demo", "deploy", "fleet", "paper", "bench")
 #: Short runs: a tenth of the time, and few samples.
 TIME_SHARE = 0.1
 SHORT_OPTIONS = {

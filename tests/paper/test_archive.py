@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from freshet.errors import ConfigError, RunError
-from freshet.paper.archive import ArchivedRun, copy_runs, median_accuracy, median_time, outcome, read, variants
+from freshet.paper.archive import ArchivedRun, keep_runs, median_accuracy, median_time, outcome, read, variants
 from freshet.paper.cells import find_cell
-from freshet.paper.studies import archive_folder, import_runs, name_with_marks, seconds, sort_key
+from freshet.paper.studies import archive_folder, import_runs, name_with_marks, seconds, sort_key, suite_columns
+from freshet.runs.kept_runs import keep, kept_runs
+from freshet.runs.reader import RunDirectory
 
 from .archived_runs import NEW_WORLD, write_run
 
@@ -92,18 +95,39 @@ def test_settings_are_sorted_by_their_number():
 # ---- importing runs
 
 
-def test_only_small_files_are_imported(archive, tmp_path):
-    copy_runs([archive], tmp_path / "into")
-    found = sorted(path.name for path in (tmp_path / "into" / "runs" / "fedasmu-seed0-0").iterdir())
-    assert found == ["config.toml", "metrics.jsonl", "summary.json", "world.json"]
+def test_a_run_is_imported_as_a_line_without_its_log(archive, tmp_path):
+    keep_runs([archive], tmp_path / "into", Path())
+    assert sorted(path.name for path in (tmp_path / "into").iterdir()) == ["runs.jsonl", "worlds.jsonl"]
+    assert "large" not in (tmp_path / "into" / "runs.jsonl").read_text()
+    before, after = read(archive), read(tmp_path / "into")
+    assert before == after and set(before) == {"fedasmu", "fedasync", "fedbuff"}
 
 
 def test_an_interrupted_run_is_not_imported(archive, tmp_path):
     summary = archive / "runs" / "fedasmu-seed0-0" / "summary.json"
     summary.write_text(summary.read_text().replace("finished", "interrupted"))
-    copy_runs([archive], tmp_path / "into")
-    assert not (tmp_path / "into" / "runs" / "fedasmu-seed0-0").exists()
-    assert (tmp_path / "into" / "runs" / "fedasmu-seed1-0").exists()
+    names = [path.name for path in keep_runs([archive], tmp_path / "into", Path())]
+    assert "fedasmu-seed0-0" not in names and "fedasmu-seed1-0" in names
+
+
+def test_an_imported_run_is_no_longer_among_the_unfinished(grid, tmp_path):
+    cell, home = find_cell("cnn-cifar10"), tmp_path / "kept" / "cnn-cifar10"
+    keep({"unfinished/fedasmu-seed0-0": RunDirectory(grid / "runs" / "fedasmu-seed0-0")}, home)
+    keep({"unfinished/fedavg-seed0-0": RunDirectory(grid / "runs" / "fedasmu-seed0-0")}, home)
+    import_runs([grid], tmp_path / "kept", cell)
+    assert sorted(kept_runs(home)) == ["runs/fedasmu-seed0-0", "runs/fedasync-seed0-0", "unfinished/fedavg-seed0-0"]
+
+
+def test_the_runs_of_a_suite_lie_in_the_files_of_their_cell(archive, tmp_path):
+    import_runs([archive], tmp_path / "kept", find_cell("lenet-fmnist"), "skew/Dirichlet-0.1")
+    import_runs([archive], tmp_path / "kept", find_cell("lenet-fmnist"))
+    home = tmp_path / "kept" / "lenet-fmnist"
+    assert sorted(path.name for path in home.iterdir()) == ["runs.jsonl", "worlds.jsonl"]
+    assert read(home / "suites" / "skew" / "Dirichlet-0.1") == read(home) == read(archive)
+    assert list(suite_columns(read(home), home / "suites" / "skew", "Dirichlet 0.5")) == [
+        "Dirichlet 0.1",
+        "Dirichlet 0.5",
+    ]
 
 
 def test_nothing_is_imported_from_a_folder_with_a_broken_run(grid, tmp_path):

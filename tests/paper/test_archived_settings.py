@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from freshet.experiments.store import archived_runs
 from freshet.methods import class_and_preset
 from freshet.paper.studies import ABLATED as TAKEN_APART
 from freshet.paper.studies import FORMER_FASTEST, NAMED_OPTIONS, NEW_FOLDER, NEW_SETTINGS
+from freshet.runs.kept_runs import open_run, runs_below
 
 RESULTS = Path(__file__).parents[2] / "results"
 RATES = {"eta_lambda", "eta_sigma", "eta_iota", "eta_gamma", "eta_upsilon"}
@@ -21,9 +23,7 @@ ABLATED = {
     "fedasmu-published": {"equations", "advantage"},
 }
 RUNS = sorted(
-    path.relative_to(RESULTS)
-    for cell in ("lenet-fmnist", "lenet-cifar10")
-    for path in (RESULTS / cell).glob("**/runs/*/config.toml")
+    path.relative_to(RESULTS) for cell in ("lenet-fmnist", "lenet-cifar10") for path in runs_below(RESULTS / cell)
 )
 
 
@@ -37,9 +37,9 @@ def test_there_are_runs_of_both_cells_and_of_all_suites():
     assert {path.parts[0] for path in RUNS if path.parts[1] == "runs"} == {"lenet-fmnist", "lenet-cifar10"}
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: "/".join(path.parts[:-1]))
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.as_posix())
 def test_a_run_has_what_was_tuned_for_its_method(path: Path):
-    run = load(RESULTS / path)
+    run = open_run(RESULTS / path).config()
     name = run["method"]["name"]
     study = load(RESULTS / path.parts[0] / "tune" / ("fedasmu" if name in ABLATED else name) / "best.toml")
     differing = {key for key, value in study["method"].items() if run["method"].get(key) != value} - {"name"}
@@ -51,9 +51,9 @@ def test_a_run_has_what_was_tuned_for_its_method(path: Path):
     assert run["training"]["lr"] == study["training"]["lr"]
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: "/".join(path.parts[:-1]))
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.as_posix())
 def test_a_run_of_the_former_world_has_its_fleet(path: Path):
-    run = load(RESULTS / path)
+    run = open_run(RESULTS / path).config()
     assert run["fleet"]["fastest"] == FORMER_FASTEST
     assert run["training"].get("schedule_by", "rounds") == "rounds"
     if "bandwidth" not in path.parts:
@@ -62,8 +62,8 @@ def test_a_run_of_the_former_world_has_its_fleet(path: Path):
 
 @pytest.mark.parametrize("cell", TAKEN_APART)
 def test_the_runs_of_the_new_world_have_its_settings_and_what_was_tuned(cell: str):
-    for path in sorted((RESULTS / NEW_FOLDER / cell).glob("runs/*/config.toml")):
-        run = load(path)
+    for path in archived_runs(RESULTS / NEW_FOLDER / cell):
+        run = open_run(path).config()
         for key, value in NEW_SETTINGS.items():
             section, _, name = key.partition(".")
             assert run[section][name] == value, path

@@ -7,6 +7,7 @@ import pytest
 from freshet.errors import ConfigError, RunError
 from freshet.paper.results_page import page_texts
 from freshet.paper.studies import Archive
+from freshet.runs.kept_runs import kept_runs
 
 from .archived_runs import write_ablation, write_run
 
@@ -46,9 +47,9 @@ def test_the_defaults_are_results_and_the_documentation(command, tmp_path):
 def test_runs_are_imported_and_shown(command, grid, tmp_path):
     done = command("paper", "results", "--take", grid, "--cell", "cnn-cifar10")
     assert "2 runs imported into results/cnn-cifar10/runs" in done.output
-    kept = tmp_path / "results" / "cnn-cifar10" / "runs"
-    assert sorted(path.name for path in kept.iterdir()) == ["fedasmu-seed0-0", "fedasync-seed0-0"]
-    assert not (kept / "fedasmu-seed0-0" / "events.jsonl").exists()
+    kept = tmp_path / "results" / "cnn-cifar10"
+    assert list(kept_runs(kept)) == ["runs/fedasmu-seed0-0", "runs/fedasync-seed0-0"]
+    assert sorted(path.name for path in kept.iterdir()) == ["runs.jsonl", "worlds.jsonl"]
     text = (tmp_path / "docs" / "results-appendix.md").read_text()
     assert "| fedasync | **0.100** |" in text
     assert "| cnn-cifar10 | fedasync, 0.100 | +0.0 (tie) |" in (tmp_path / "docs" / "results.md").read_text()

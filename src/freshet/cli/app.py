@@ -13,6 +13,7 @@ import typer
 
 from freshet import __version__
 from freshet.cli import experiments, inspect, report, run
+from freshet.cli.bench import bench_app
 from freshet.cli.data import data_app, fleet_app
 from freshet.cli.deploy import deploy_app
 from freshet.cli.paper import paper_app
@@ -62,7 +63,7 @@ GROUPS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "export": report.export,
         "metrics": report.metrics,
     },
-    "Compare": {"compare": experiments.compare, "tune": experiments.tune},
+    "Compare": {"compare": experiments.compare, "tune": experiments.tune, "bench": bench_app},
     "What there is": {
         "methods": inspect.methods,
         "settings": inspect.settings,

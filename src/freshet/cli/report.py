@@ -87,6 +87,7 @@ def export(
     parquet: Annotated[Path | None, typer.Option("--parquet", help="The same as Parquet (needs pyarrow).")] = None,
     pdf: Annotated[Path | None, typer.Option("--pdf", help="Figures for a paper, one per page.")] = None,
     latex: Annotated[Path | None, typer.Option("--latex", help="Results table in LaTeX.")] = None,
+    unpack: Annotated[Path | None, typer.Option("--unpack", help="Folder for kept runs as run directories.")] = None,
     target: Target = None,
 ) -> None:
     """Export the numbers of runs: CSV, Parquet, PDF figures, a LaTeX table, or several of them at once.
@@ -105,8 +106,12 @@ def export(
         ("--latex", latex, lambda path: to.to_latex(data, path, target)),
     ]
     places = [(option, path, write) for option, path, write in exports if path is not None]
-    if not places:
+    if unpack is not None:
+        _unpack(runs, unpack)
+    if not places and unpack is None:
         raise ConfigError("export", "give at least one of --csv, --parquet, --pdf, --latex with a file name")
+    if not places:
+        return
     if parquet is not None:
         to.require_pyarrow()
     for option, path, _ in places:
@@ -120,6 +125,22 @@ def export(
         for option, path, _ in places:
             _copy(option, Path(folder) / option, path)
             typer.echo(f"{path} ({size(path.stat().st_size)})")
+
+
+def _unpack(places: list[Path], into: Path) -> None:
+    """Write the kept runs of these places as run directories."""
+    from freshet.report.reading import runs_to
+    from freshet.runs.kept_runs import KeptRun, open_run, unpack
+
+    found = [run for run in map(open_run, runs_to("unpack", places)) if isinstance(run, KeptRun)]
+    if not found:
+        raise ConfigError("--unpack", "there is no kept run; name a folder with runs.jsonl, or a run in it")
+    names = [run.directory.name for run in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError("--unpack", f"two of these runs are named {twice}; name the folder of one of them")
+    for path in unpack(found, into):
+        typer.echo(str(path))
 
 
 def _check_writable(option: str, path: Path) -> None:

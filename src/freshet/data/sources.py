@@ -296,3 +296,17 @@ def read_digits(_: tuple[Path, ...], options: ReadOptions) -> dict[str, Array]:
     test = stratified_indices(y, len(y) // 5, rng)
     train = np.setdiff1d(np.arange(len(y)), test)
     return {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
+
+
+def read_moved_digits(files: tuple[Path, ...], options: ReadOptions) -> dict[str, Array]:
+    """27 versions of each training digit: moved by -1, 0 or 1 pixel both ways, at full, 0.8 and 0.6 of its contrast.
+
+    The test set is that of the digits. There are enough samples for a fleet of ten thousand devices.
+    """
+    found = read_digits(files, options)
+    x = found["x_train"]
+    wide = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    height, width = x.shape[2:]
+    moved = [wide[:, :, row : row + height, column : column + width] for row in range(3) for column in range(3)]
+    versions = [np.float32(contrast) * each for contrast in (1.0, 0.8, 0.6) for each in moved]
+    return found | {"x_train": np.concatenate(versions), "y_train": np.tile(found["y_train"], len(versions))}

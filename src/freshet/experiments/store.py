@@ -1,10 +1,13 @@
-"""The folder of a grid: DIR/runs/<key> (run directories) and DIR/failures/<key>.json (why a run crashed)."""
+"""The folder of a grid: DIR/runs/<key> (run directories) and DIR/failures/<key>.json (why a run crashed).
+
+``archive_runs`` keeps runs of such folders in the compact files of an archive, and ``archived_runs`` finds them there.
+"""
 
 import fcntl
 import json
 import shutil
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +15,12 @@ from pathlib import Path
 from freshet.errors import FreshetError, RunError
 from freshet.files import open_own, write_atomically, writing
 from freshet.runs import checkpoint
+from freshet.runs.kept_runs import forget, keep, runs_below
+from freshet.runs.kept_runs import open_run as open_run
 from freshet.runs.reader import RunDirectory, is_run
+
+#: In an archive, the folder of runs that are over while others of their grid are missing.
+UNFINISHED = "unfinished"
 
 
 class State(StrEnum):
@@ -105,3 +113,33 @@ def _finished(directory: Path) -> bool:
         return RunDirectory(directory).finished()
     except RunError:
         return False
+
+
+# ---- archives
+
+
+def finished_runs(folder: Path) -> list[Path]:
+    """The directories of a grid's runs that have ended."""
+    found = [run for run in sorted((folder / "runs").glob("*/")) if (run / "summary.json").is_file()]
+    return [run for run in found if RunDirectory(run).finished()]
+
+
+def archived_runs(folder: Path) -> list[Path]:
+    """The runs of an archive, FOLDER/runs/KEY: kept ones, and directories that were not kept yet."""
+    return sorted({*runs_below(folder / "runs", 1), *(folder / "runs").glob("*/")})
+
+
+def archived_folders(folder: Path) -> list[Path]:
+    """The folders in a folder of an archive, also those that exist only in the names of kept runs."""
+    kept = {folder / path.relative_to(folder).parts[0] for path in runs_below(folder) if path.parent != folder}
+    return sorted({*kept, *(folder.glob("*/") if folder.is_dir() else ())})
+
+
+def archive_runs(runs: Sequence[Path], home: Path, inside: Path) -> list[Path]:
+    """Keep runs in the files of ``home`` under INSIDE/runs/KEY, in place of other kept runs of that folder by this key.
+
+    A run that was kept as unfinished (HOME/unfinished/KEY) is that no more. Returns the paths of the kept runs.
+    """
+    places = keep({(inside / "runs" / run.name).as_posix(): open_run(run) for run in runs}, home)
+    forget((f"{UNFINISHED}/{run.name}" for run in runs), home)
+    return places

@@ -188,11 +188,16 @@ def step_of(row: Mapping[str, Any], place: int, config: Config) -> int:
 
 
 def fingerprint(
-    tables: Tables, space: Mapping[str, Range], seeds: Sequence[int], recipes: Sequence[Recipe] = ()
+    tables: Tables,
+    space: Mapping[str, Range],
+    seeds: Sequence[int],
+    recipes: Sequence[Recipe] = (),
+    rates: Sequence[float] = (),
 ) -> str:
     """The hash of a study's settings; a study of other settings is not continued."""
     content = [run_key(trial_config(tables, {}, 0)), {name: asdict(each) for name, each in space.items()}, list(seeds)]
     content += [dict(each.hashes) for each in recipes]
+    content += [list(rates)] if rates else []
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -232,7 +237,11 @@ class Pruner(GridObserver):
 
 
 class Tuner:
-    """One study: a method, its space, its budget, and its folder."""
+    """One study: a method, its space, its budget, and its folder.
+
+    With ``rates``, the first trials have these learning rates and otherwise the defaults, and the later ones search the
+    method's own options at the best of these rates. A method without options goes on searching its rate.
+    """
 
     def __init__(
         self,
@@ -242,6 +251,7 @@ class Tuner:
         budget: Budget | None = None,
         sampler_seed: int = 0,
         recipe: Callable[[int], Recipe] | None = None,
+        rates: Sequence[float] = (),
     ) -> None:
         self.method, self.budget, self._sampler_seed = method, budget or Budget(), sampler_seed
         self.tables = with_values(tables, {"method.name": method})
@@ -249,6 +259,7 @@ class Tuner:
         self.space = space_for(method, trial_config(self.tables, {}, 0).run.in_flight)
         self.seeds = [FIRST_SEED + place for place in range(self.budget.seeds)]
         self._recipes = {} if recipe is None else {seed: recipe(seed) for seed in self.seeds}
+        self._rates = [LR.clip(rate) for rate in rates]
 
     def run(self, watch: GridObserver | None = None, on_trial: Any = None) -> bool:
         """Run trials until the budget is spent; return False at Ctrl-C. ``on_trial`` gets each trial's record."""
@@ -259,7 +270,7 @@ class Tuner:
                 while (number := len(self._spent_trials(optuna, study))) < self.budget.trials:
                     if asked():
                         return False
-                    study.sampler = optuna.samplers.TPESampler(seed=self._sampler_seed * 100_003 + number)
+                    study.sampler = self._sampler(optuna, study, number)
                     record = self._trial(optuna, study, watch or GridObserver(), workers, asked)
                     if on_trial is not None:
                         on_trial(record, number + 1)
@@ -267,6 +278,18 @@ class Tuner:
                 return False
             self._write(optuna, study)
         return True
+
+    def _sampler(self, optuna: Any, study: Any, number: int) -> Any:
+        """What draws the next values: all of them, or after a grid of rates all but the rate."""
+        sampler = optuna.samplers.TPESampler(seed=self._sampler_seed * 100_003 + number)
+        if number < len(self._rates) or not self._rates or len(self.space) == 1:
+            return sampler
+        complete = [t for t in study.trials if t.state == optuna.trial.TrialState.COMPLETE]
+        first = [trial for trial in complete if trial.params["training.lr"] in self._rates]
+        if not first:
+            return sampler
+        best = max(first, key=lambda trial: (trial.value, -trial.number))
+        return optuna.samplers.PartialFixedSampler({"training.lr": best.params["training.lr"]}, sampler)
 
     def _open(self, optuna: Any) -> Any:
         """Open or create the study of this folder; a trial that was cut off is queued again."""
@@ -286,13 +309,15 @@ class Tuner:
             raise RunError(
                 f"{self.folder / JOURNAL} is damaged ({problem}); remove it to start again: finished runs stay"
             ) from error
-        mine = fingerprint(self.tables, self.space, self.seeds, list(self._recipes.values()))
+        mine = fingerprint(self.tables, self.space, self.seeds, list(self._recipes.values()), self._rates)
         theirs = study.user_attrs.get("fingerprint", mine)
         if theirs != mine:
             raise RunError(f"{self.folder} holds a study of other settings; choose another --out")
         if not study.trials:
             study.set_user_attr("fingerprint", mine)
-            study.enqueue_trial(defaults(self.tables, self.space))
+            usual = defaults(self.tables, self.space)
+            for trial in [usual | {"training.lr": rate} for rate in self._rates] or [usual]:
+                study.enqueue_trial(trial)
         for trial in study.trials:
             if trial.state == optuna.trial.TrialState.RUNNING:
                 study.tell(trial.number, state=optuna.trial.TrialState.FAIL)

@@ -11,12 +11,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from freshet import RunDirectory
 from freshet.errors import ConfigError, RunError
-from freshet.files import read_regular, reason, write_atomically
+from freshet.experiments.store import archive_runs, archived_runs, open_run
+from freshet.experiments.store import finished_runs as ended_runs
 from freshet.methods import builtin_about
 
-KEPT_FILES = ("config.toml", "metrics.jsonl", "summary.json", "world.json")
 #: How two methods compare over seeds. ``open``: seeds disagree; ``few``: too few seeds; ``coarse``: too few tests
 #: before the target; ``never``: neither reaches the target; ``none``: nothing to compare.
 Outcome = Literal["win", "loss", "tie", "open", "few", "coarse", "never", "none"]
@@ -81,8 +80,8 @@ class ArchivedRun(NamedTuple):
 
     @staticmethod
     def read(folder: Path) -> "ArchivedRun":
-        """Read a run directory and check the type of every value."""
-        run = RunDirectory(folder)
+        """Read a kept run or a run directory and check the type of every value."""
+        run = open_run(folder)
         summary, rows, config = run.summary(), run.metrics(), run.config()
         values = {
             "method": summary.get("method"),
@@ -125,8 +124,7 @@ def finished_runs(folder: Path) -> list[Path]:
     """The runs of a grid's folder that have ended; raise if one of them is broken."""
     if not (folder / "runs").is_dir():
         raise ConfigError("--take", f"{folder} has no folder runs; give a folder made by freshet compare")
-    found = [run for run in sorted((folder / "runs").glob("*/")) if (run / "summary.json").is_file()]
-    found = [run for run in found if RunDirectory(run).finished()]
+    found = ended_runs(folder)
     if not found:
         raise ConfigError("--take", f"no run in {folder} has ended yet")
     for run in found:
@@ -134,23 +132,9 @@ def finished_runs(folder: Path) -> list[Path]:
     return found
 
 
-def copy_runs(folders: Iterable[Path], into: Path) -> list[Path]:
-    """Copy the archived files of finished runs, without logs and models; return the new directories."""
-    places = []
-    for run in [run for folder in folders for run in finished_runs(folder)]:
-        place, contents = into / "runs" / run.name, {name: _content(run / name) for name in KEPT_FILES}
-        place.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            write_atomically(place / name, content)
-        places.append(place)
-    return places
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return read_regular(path)
-    except OSError as error:
-        raise RunError(f"{path} cannot be read ({reason(error)})") from None
+def keep_runs(folders: Iterable[Path], home: Path, inside: Path) -> list[Path]:
+    """Keep the finished runs of these folders in an archive, without logs and models; return their paths there."""
+    return archive_runs([run for folder in folders for run in finished_runs(folder)], home, inside)
 
 
 def read(folder: Path) -> dict[str, list[ArchivedRun]]:
@@ -163,7 +147,7 @@ def read(folder: Path) -> dict[str, list[ArchivedRun]]:
 def read_named(folder: Path, name_of: Callable[[ArchivedRun], str]) -> dict[str, list[ArchivedRun]]:
     """Runs by a name, in the order of seeds; two runs of one name and seed are refused."""
     found: dict[str, list[ArchivedRun]] = {}
-    for run in map(ArchivedRun.read, sorted(folder.glob("runs/*/"))):
+    for run in map(ArchivedRun.read, archived_runs(folder)):
         name = name_of(run)
         group = found.setdefault(name, [])
         if any(other.seed == run.seed for other in group):
@@ -175,7 +159,7 @@ def read_named(folder: Path, name_of: Callable[[ArchivedRun], str]) -> dict[str,
 def variants(folder: Path, main: Sequence[ArchivedRun]) -> dict[str, list[ArchivedRun]]:
     """Runs of a suite by name: their method, or the options in which they differ from the main runs."""
     usual, found = main[0].options, dict[str, list[ArchivedRun]]()
-    for run in map(ArchivedRun.read, sorted(folder.glob("runs/*/"))):
+    for run in map(ArchivedRun.read, archived_runs(folder)):
         own = run.method != main[0].method
         differ = {} if own else {key: value for key, value in run.options.items() if value != usual.get(key, value)}
         words = [setting_text(key, value) for key, value in differ.items() if not key.startswith("eta_")]

@@ -1,7 +1,7 @@
 """What the results pages are made of: the two studies of the former world with their suites, the other ten cells, and
 the runs of the new world, which take FedASMU apart in the paper's cells for that.
 
-``import_runs`` copies runs from the folder of a grid into the archive of a cell, of one of its suites, or of the new
+``import_runs`` keeps runs from the folder of a grid in the archive of a cell, of one of its suites, or of the new
 world.
 """
 
@@ -17,8 +17,9 @@ from typing import Any, Literal, NamedTuple
 from freshet import RunDirectory
 from freshet.config import resolve
 from freshet.errors import ConfigError
+from freshet.experiments.store import archived_folders
 from freshet.methods import class_and_preset
-from freshet.paper.archive import ArchivedRun, copy_runs, finished_runs, read, read_named, setting_text
+from freshet.paper.archive import ArchivedRun, finished_runs, keep_runs, read, read_named, setting_text
 from freshet.paper.cells import CELLS, Cell, cell_settings
 
 KINDS = {"async": ("Asynchronous", "fedasmu"), "sync": ("Synchronous", "fedssmu")}
@@ -225,7 +226,7 @@ def seconds(time: float) -> str:
 
 def suite_columns(runs: Runs, suite: Path, usual: str) -> dict[str, Runs]:
     """The worlds of a suite in order; the main runs are among them, cut to the suite's length and seeds."""
-    settings = sorted(suite.glob("*/")) if suite.is_dir() else []
+    settings = archived_folders(suite)
     found = {folder.name.replace("-", " ", 1).replace("-", "/"): read(folder) for folder in settings}
     seeds = {run.seed for group in found.values() for each in group.values() for run in each}
     methods = [method for method in runs if any(method in group for group in found.values())]
@@ -244,15 +245,16 @@ def sort_key(setting: str) -> float:
 
 
 def import_runs(folders: Sequence[Path], results: Path, cell: Cell, suite: str | None = None) -> list[Path]:
-    """Copy the finished runs of these folders into the archive of a cell and of their world.
+    """Keep the finished runs of these folders in the archive of a cell and of their world.
 
     ``suite`` is NAME or NAME/SETTING; only the former world has suites.
     """
     worlds = {_checked_world(run, cell) for folder in folders for run in finished_runs(folder)}
     if len(worlds) > 1:
         raise ConfigError("--take", "the runs are of two worlds (fleet.fastest); import each world by itself")
-    find = _new_world_folder if worlds == {"new"} else archive_folder
-    return copy_runs(folders, find(results, cell, suite))
+    if worlds == {"new"}:
+        return keep_runs(folders, _new_world_folder(results, cell, suite), Path())
+    return keep_runs(folders, results / cell.name, _suite_folder(cell, suite))
 
 
 def _new_world_folder(results: Path, cell: Cell, suite: str | None) -> Path:
@@ -265,8 +267,13 @@ def _new_world_folder(results: Path, cell: Cell, suite: str | None) -> Path:
 
 def archive_folder(results: Path, cell: Cell, suite: str | None = None) -> Path:
     """The archive of a cell, or of one of its suites."""
+    return results / cell.name / _suite_folder(cell, suite)
+
+
+def _suite_folder(cell: Cell, suite: str | None) -> Path:
+    """The folder of a suite in the archive of its cell."""
     if suite is None:
-        return results / cell.name
+        return Path()
     known = next((study.suites for study in STUDIES if study.cell == cell), ())
     name, _, setting = suite.partition("/")
     if name not in known:
@@ -276,7 +283,7 @@ def archive_folder(results: Path, cell: Cell, suite: str | None = None) -> Path:
     if not re.fullmatch(shape, setting) or ".." in setting:
         wanted = name if name in VARIED else f"{name}/SETTING, as in skew/Dirichlet-0.1"
         raise ConfigError("--suite", f"must be {wanted}, but {suite!r} was given")
-    return results / cell.name / "suites" / suite
+    return Path("suites") / suite
 
 
 def _checked_world(run: Path, cell: Cell) -> Literal["former", "new"]:

@@ -8,6 +8,7 @@ from math import isinf
 from pathlib import Path
 from statistics import median
 
+from freshet.experiments.store import archived_runs
 from freshet.methods import class_and_preset
 from freshet.paper.archive import (
     MIN_TESTS,
@@ -217,7 +218,7 @@ def suites_section(found: Sequence[StudyRuns]) -> list[str]:
 
 def variants_table(study: Study, runs: Runs, suite: Path, reference: str) -> list[str]:
     """A suite of variants of one method, compared with its main runs truncated to the same time."""
-    if reference not in runs or not suite.is_dir():
+    if reference not in runs or not archived_runs(suite):
         return [f"{study.name}: not run yet.", ""]
     usual = [run.truncate(SUITE_SECONDS) for run in runs[reference]]
     groups = {f"**{reference}**": usual} | variants(suite, runs[reference])

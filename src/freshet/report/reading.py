@@ -1,7 +1,8 @@
-"""Find run directories and read them as plain data for a report, also while a run is going or after it was killed.
+"""Find runs and read them as plain data for a report, also while a run is going or after it was killed.
 
-Every file is read through ``RunDirectory``. Nothing in a run is trusted: reading a file ends at a damaged line with a
-note, and a value of the wrong type counts as missing. A bad value inside a run never raises.
+Every run directory and every kept run is read through ``RunDirectory``. Nothing in a run is trusted: reading a file
+ends at a damaged line with a note, and a value of the wrong type counts as missing. A bad value inside a run never
+raises.
 """
 
 import re
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from freshet.core.about import Curve
 from freshet.errors import RunError
 from freshet.methods import builtin_about
+from freshet.runs.kept_runs import RUNS, open_run, runs_below
 from freshet.runs.reader import ENDED, EVENTS, OnBytes, RunDirectory, ignore_bytes, is_run
 from freshet.runs.records import Metric, contributors, integer, metric_of, number, parse_line
 from freshet.runs.segments import DamagedSegment
@@ -50,17 +52,25 @@ def find(places: Places) -> Discovery:
     runs: list[Path] = []
     results: list[Path] = []
     for place in _paths(places):
-        if not place.is_dir() or is_run(place):
+        kept = runs_below(place, MAX_DEPTH)
+        if is_run(place) or not (place.is_dir() or kept):
             runs.append(place)
             continue
-        folders = list(_folders_below(place, MAX_DEPTH))
-        inside = [folder for folder in folders if is_run(folder)]
+        folders = list(_folders_below(place, MAX_DEPTH)) if place.is_dir() else []
+        deeper = [path for folder in folders[1:] for path in _kept_in(folder, place)]
+        inside = sorted({*(folder for folder in folders if is_run(folder)), *kept, *deeper})
         files = [path for folder in folders if not is_run(folder) for path in sorted(folder.glob("*.json"))]
         if not inside and not files:
             raise RunError(f"{place} holds no run and no results; name a run directory or a folder with some")
         runs += inside
         results += files
     return Discovery(runs, results)
+
+
+def _kept_in(folder: Path, place: Path) -> list[Path]:
+    """The kept runs of a folder below a place, as deep below the place as run directories are looked for."""
+    depth = MAX_DEPTH - len(folder.relative_to(place).parts)
+    return runs_below(folder, depth) if (folder / RUNS).is_file() else []
 
 
 def runs_to(purpose: str, places: Places) -> list[Path]:
@@ -275,7 +285,7 @@ class RunFollower:
     """Reads one run directory, once or repeatedly while the run is going."""
 
     def __init__(self, directory: str | Path) -> None:
-        self.run = RunDirectory(directory)
+        self.run = open_run(directory)
         self.config = self.run.config()
         self.events = Log(self.run)
         self._metrics = self.run.follow_metrics()

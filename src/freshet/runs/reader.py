@@ -49,6 +49,14 @@ def same_class(name: str, other: str) -> bool:
     return ":" in name and name.rpartition(":")[2] == other.rpartition(":")[2]
 
 
+def check_tables(path: Path, tables: Record) -> Record:
+    """The tables of settings; raises if one is no table."""
+    for section, table in tables.items():
+        if not isinstance(table, dict):
+            raise RunError(f"{path} cannot be used: {section[:40]} is not a table of settings")
+    return tables
+
+
 class RunDirectory:
     """A run directory, old or new, simulated or real."""
 
@@ -64,11 +72,7 @@ class RunDirectory:
     def config(self) -> Record:
         """The tables of config.toml."""
         path = self.directory / CONFIG
-        tables = self._parse(path, lambda content: tomllib.loads(content.decode()))
-        for section, table in tables.items():
-            if not isinstance(table, dict):
-                raise RunError(f"{path} cannot be used: {section[:40]} is not a table of settings")
-        return tables
+        return check_tables(path, self._parse(path, lambda content: tomllib.loads(content.decode())))
 
     def method(self) -> str:
         """The name of the method; ``module:Class`` if it is not built in."""

@@ -97,12 +97,20 @@ def read_world(directory: Path) -> RunWorld | None:
         return None
     try:
         found = json.loads(read_regular(path, 1 << 30))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} cannot be used: {str(error) or type(error).__name__}") from None
+    return parse_world(found, path)
+
+
+def parse_world(found: Any, path: Path) -> RunWorld:
+    """The world from the content of ``world.json``; raises an error that names the file if a value is not valid."""
+    try:
         if not isinstance(found, dict):
             raise ValueError("it does not hold a JSON object")
         return _validate(found)
     except KeyError as error:
         problem = f"{error.args[0]} is missing"
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         problem = str(error) or type(error).__name__
     raise RunError(f"{path} cannot be used: {problem}")
 
