@@ -87,6 +87,10 @@ class Task:
         loss: Tensor = self.loss(*self.arrange(output, y))
         return loss
 
+    def counted(self, output: Any, y: Batch) -> int:
+        """What the mean of ``loss`` is over: the rows that ``arrange`` gives, which are samples or tokens."""
+        return batch_length(self.arrange(output, y)[1])
+
     def score(self, batches: Iterable[tuple[Any, Batch]]) -> Score:
         """Loss and metrics over a whole test set, given (outputs, targets) batch by batch."""
         counters = {name: metric for name, metric in self.metrics.items() if _is_counter(metric)}
@@ -122,6 +126,22 @@ class Task:
         if isinstance(targets, Tensor) and _takes_reduction(self.loss):
             return float(self.loss(rows, targets, reduction="sum")) / _numbers_per_sample(rows, targets, self.loss)
         return float(self.loss(rows, targets)) * batch_length(targets)
+
+
+class CountingLoss:
+    """A task's loss that counts what each mean is over, so that means of parts can be joined exactly."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        #: Rows since this was last set to None. It stays None if nobody asked the task.
+        self.count: int | None = None
+
+    def mean_loss(self, output: Any, y: Batch) -> Tensor:
+        self.count = (self.count or 0) + self._task.counted(output, y)
+        return self._task.mean_loss(output, y)
+
+    def batch_loss(self, model: nn.Module, x: Batch, y: Batch) -> Tensor:
+        return self.mean_loss(self._task.output(model, x, y), y)
 
 
 # ---- Hugging Face models: how to call them and read what they return; transformers and peft are never imported
