@@ -26,6 +26,10 @@ PRINTS = {
     "lightning_module.py": "fedavg: accuracy",
     "transformers_trainer.py": "fedavg: accuracy",
     "flower_client.py": "fedavg: accuracy",
+    "classifier.py": "fedavg: accuracy",
+    "vit.py": "fedavg: accuracy",
+    "gpt_lora.py": "fedavg: 2,944 numbers are sent, perplexity",
+    "data_loader.py": "fedavg: accuracy",
 }
 NEEDS = {
     "flower_app.py": "flwr",
@@ -34,6 +38,9 @@ NEEDS = {
     "language_model.py": "transformers",
     "lightning_module.py": "lightning",
     "transformers_trainer.py": "transformers",
+    "classifier.py": "transformers",
+    "vit.py": "transformers",
+    "gpt_lora.py": "peft",
 }
 
 
