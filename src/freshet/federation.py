@@ -25,7 +25,7 @@ from freshet.data.adapters import is_table
 from freshet.data.dataset import DataSet, own_data
 from freshet.data.samples import Collate
 from freshet.data.shards import is_given, is_partitioner, unwrap_loaders
-from freshet.errors import ConfigError, RunError
+from freshet.errors import ConfigError, DataError, RunError
 from freshet.result import Result
 from freshet.runs import checkpoint
 from freshet.runs.lifecycle import OpenRun, drive
@@ -105,8 +105,16 @@ class Federation:
         if tests is not None and tests.shards is not None:
             raise ConfigError("test", "takes one DataLoader; for tests of each device's own give test_shards")
         test = test if tests is None else tests.samples
-        whole = takes_whole_batch(task or tables["training"].get("task"))
-        own = own_data(CUSTOM, train, test, groups, check_section("data", tables), collate, whole)
+        named = task or tables["training"].get("task")
+        try:
+            own = own_data(
+                CUSTOM, train, test, groups, check_section("data", tables), collate, takes_whole_batch(named)
+            )
+        except DataError:
+            if named is None and hasattr(model, "main_input_name"):  # a model of transformers, without its task
+                problem = f"{type(model).__name__} is a Hugging Face model, which makes other batches"
+                raise ConfigError("task", f'{problem}; add task="huggingface"') from None
+            raise
         overrides = Overrides(
             dataset=None if own is None else with_channels_last(own),  # once, for all federations made from this one
             factory=None if model is None or isinstance(model, str | Mapping) else as_factory(model),

@@ -112,6 +112,16 @@ def test_parts_are_weighted_by_their_tokens_that_count() -> None:
     assert np.abs(weights(5) - weights(0)).max() < ROUNDING
 
 
+def test_a_batch_in_which_no_token_counts_changes_nothing() -> None:
+    x, y = np.ones((3, 6), np.float32), np.full((3, 4), -100)
+    y[2] = 1
+    data = FederatedData.of(from_arrays("tokens", (x, y), (x, y), classes=5), [np.arange(2)])
+    start = initial_weights(Tagger, SEED)
+    for size in (0, 1):
+        options = TrainingOptions(epochs=1, batch_size=2, task="tokens", micro_batch_size=size)
+        assert np.array_equal(train(Trainer(Tagger, data, options, SEED), trip_input(Tagger, weights=start)), start)
+
+
 def test_a_rule_with_a_loss_of_its_own_counts_samples() -> None:
     class Square(LocalRule):
         def loss(self, local: Any, x: Any, y: Any) -> Tensor:
