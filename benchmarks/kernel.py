@@ -1,21 +1,40 @@
 """Local training against the textbook loop (DataLoader, optim.SGD), on one thread.
 
 All train the same network from the same weights on the same batches. ``fast=false`` is Freshet with torch's own layers.
-``faster`` compares Freshet with the textbook loop. ``difference`` is the largest difference between their resulting
-parameters, relative to the largest parameter.
+``faster`` compares Freshet with the textbook loop, in processor seconds. ``difference`` is the largest difference
+between their resulting parameters, relative to the largest parameter. GPT-2 and ViT are transformers' own classes
+(extra ``hf``), small and with random weights, trained on their own loss.
 
     python benchmarks/kernel.py [--repeat N] [--only NAME]
 """
 
 import argparse
+import copy
+import importlib.util
 
 import numpy as np
 import torch
-from common import BATCH, LR, Child, as_in_tutorials, factory_of, normalise, race, serve, synthetic, textbook
+from common import (
+    BATCH,
+    LR,
+    Child,
+    FixedOrder,
+    as_in_tutorials,
+    factory_of,
+    normalise,
+    race,
+    serve,
+    synthetic,
+    textbook,
+)
+from torch import nn
+from torch.utils.data import DataLoader
 
+from freshet import Federation
 from freshet.compute.host import keep_freed_memory
 from freshet.core.messages import Assignment
 from freshet.core.method import LocalRule
+from freshet.core.streams import stream
 from freshet.training.batches import FederatedData
 from freshet.training.network import FlatModel
 from freshet.training.options import TrainingOptions
@@ -37,11 +56,87 @@ CELLS = {
     "ResNet20 / CIFAR-10, 10": ("resnet20", (3, 32, 32), 50, 1, 10),
     "DigitsCNN / digits, 10": ("digits", (1, 8, 8), 1000, 2, 10),
 }
+#: Models of transformers: the input's name, its shape, samples, epochs, samples per batch.
+TRANSFORMERS = {
+    "GPT-2, 2 x 128, 64 tokens": ("input_ids", (64,), 160, 1, 16),
+    "ViT, 4 x 128, 32 x 32": ("pixel_values", (3, 32, 32), 160, 1, 16),
+}
 #: The textbook loop, Freshet with torch's layers, and Freshet.
 CONTENDERS = ("textbook", "plain", "freshet")
 
 
+def transformer(cell: str) -> nn.Module:
+    """A small GPT-2 or ViT without dropout, which the two loops would draw differently."""
+    import transformers
+
+    torch.manual_seed(1)
+    if cell.startswith("GPT"):
+        sizes = {
+            "vocab_size": 512,
+            "n_positions": 64,
+            "n_embd": 128,
+            "n_layer": 2,
+            "n_head": 4,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        }
+        off = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **off))
+    sizes = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
+    options = transformers.ViTConfig(image_size=32, patch_size=4, num_labels=10, **sizes)
+    return transformers.ViTForImageClassification(options)
+
+
+def transformer_rows(cell: str) -> list[dict[str, np.ndarray]]:
+    name, shape, samples, _, _ = TRANSFORMERS[cell]
+    rng = np.random.default_rng(0)
+    if name == "input_ids":
+        return [{name: ids, "labels": ids} for ids in rng.integers(0, 512, (samples, *shape))]
+    images, labels = rng.normal(size=(samples, *shape)).astype(np.float32), rng.integers(0, 10, samples)
+    return [{name: x, "labels": y} for x, y in zip(images, labels, strict=True)]
+
+
+def transformer_trip(cell: str, *, fast: bool = True):  # type: ignore[no-untyped-def]
+    _, _, samples, epochs, batch = TRANSFORMERS[cell]
+    rows = transformer_rows(cell)
+    training = {"epochs": epochs, "batch_size": batch, "lr": LR, "fast": fast, "device": "cpu"}
+    assembly = Federation(
+        transformer(cell),
+        rows,
+        rows[:2],
+        shards=[np.arange(samples)],
+        task="huggingface",
+        fleet={"devices": 1},
+        run={"per_round": 1, "in_flight": 1},
+        training=training,
+    ).assembly
+    trainer, weights = assembly.setup().trainer(), assembly.initial.weights
+    trip = TripInput(Assignment(0, 1, 1, 1, weights, epochs, LR), (), (), LocalRule(), {})
+    return lambda: trainer.train(trip)
+
+
+def transformer_loop(cell: str):  # type: ignore[no-untyped-def]
+    """The loop of transformers' own course: ``DataLoader``, ``model(**batch).loss.backward()``."""
+    _, _, samples, epochs, batch = TRANSFORMERS[cell]
+    rows = [{name: torch.as_tensor(value) for name, value in row.items()} for row in transformer_rows(cell)]
+    start = transformer(cell)
+
+    def loop() -> nn.Module:
+        model = copy.deepcopy(start).train()
+        optimiser, rng = torch.optim.SGD(model.parameters(), lr=LR), stream(0, "batches", 0, 1)
+        for _ in range(epochs):
+            for given in DataLoader(rows, batch_size=batch, sampler=FixedOrder(rng.permutation(samples))):
+                optimiser.zero_grad()
+                model(**given).loss.backward()
+                optimiser.step()
+        return model
+
+    return loop
+
+
 def freshet_trip(cell: str, *, fast: bool = True):  # type: ignore[no-untyped-def]
+    if cell in TRANSFORMERS:
+        return transformer_trip(cell, fast=fast)
     network, shape, samples, epochs, batch = CELLS[cell]
     factory, data = factory_of(network, shape), synthetic(shape, samples)
     options = TrainingOptions(epochs=epochs, batch_size=batch, lr=LR, fast=fast)
@@ -52,6 +147,8 @@ def freshet_trip(cell: str, *, fast: bool = True):  # type: ignore[no-untyped-de
 
 
 def textbook_loop(cell: str):  # type: ignore[no-untyped-def]
+    if cell in TRANSFORMERS:
+        return transformer_loop(cell)
     network, shape, samples, epochs, batch = CELLS[cell]
     factory, dataset = as_in_tutorials(factory_of(network, shape)), normalise(synthetic(shape, samples))
     return lambda: textbook(factory, dataset, epochs, 0, 1, batch)
@@ -80,7 +177,9 @@ def main() -> None:
             serve(freshet_trip(cell, fast=who == "freshet"))
         return
     print(f"{'kernel':26} {'textbook':>10} {'fast=false':>10} {'freshet':>10} {'faster':>7} {'difference':>11}")
-    for cell in CELLS:
+    if importlib.util.find_spec("transformers") is None:
+        TRANSFORMERS.clear()
+    for cell in (*CELLS, *TRANSFORMERS):
         if arguments.only and arguments.only not in cell:
             continue
         children = [Child(__file__, who, cell) for who in CONTENDERS]

@@ -1,11 +1,13 @@
-"""Memory of idle devices, of a CIFAR-10-sized run with two workers, and of FedASMU's server with 100,000 devices.
+"""Memory of idle devices, of a CIFAR-10-sized run with two workers, of a large frozen base with one worker and with
+four, and of FedASMU's server with 100,000 devices.
 
 The figure of the run is the proportional set size of all processes (shared pages counted once) beyond that of the same
 processes with only the libraries loaded, over the bytes of data and models in flight. Linux only.
 
-    python benchmarks/memory.py
+    python benchmarks/memory.py [--only idle|run|base|server]
 """
 
+import argparse
 import tempfile
 import threading
 import time
@@ -14,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from common import factory_of, synthetic
 from idle import resident
+from torch import Tensor, nn
 
 from freshet import Federation
 from freshet.compute.host import keep_freed_memory
@@ -42,10 +45,10 @@ def tree() -> list[Path]:
     return folders
 
 
-def proportional() -> int:
-    """Bytes of the whole process tree, shared pages divided among their users."""
+def proportional(*, workers_only: bool = False) -> int:
+    """Bytes of the whole process tree, or of all but this process, shared pages divided among their users."""
     total = 0
-    for process in tree():
+    for process in tree()[workers_only:]:
         try:
             line = next(line for line in (process / "smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
         except (FileNotFoundError, ProcessLookupError, StopIteration):
@@ -55,7 +58,10 @@ def proportional() -> int:
 
 
 class Peak:
-    """Samples the memory of the process tree in a thread."""
+    """Samples the memory of the process tree, or of all but this process, in a thread."""
+
+    def __init__(self, *, workers_only: bool = False) -> None:
+        self._workers_only = workers_only
 
     def __enter__(self) -> "Peak":
         self.bytes, self._stop = 0, threading.Event()
@@ -65,7 +71,7 @@ class Peak:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.2):
-            self.bytes = max(self.bytes, proportional())
+            self.bytes = max(self.bytes, proportional(workers_only=self._workers_only))
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
@@ -107,6 +113,46 @@ def run_memory() -> None:
     print(f"peak beyond the libraries: {beyond / 1e6:.0f} MB, ratio {beyond / needed:.2f}", flush=True)
 
 
+class Adapted(nn.Module):
+    """A frozen base of ``width`` squared numbers, and a head that trains."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(width, width, bias=False).requires_grad_(False)
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.base(x.expand(-1, self.base.in_features)))
+
+
+def base_memory(workers: int, width: int = 6000) -> None:
+    """Print what a frozen base takes in all workers together. They share one copy."""
+    x, y = np.linspace(-1, 1, 160, dtype=np.float32)[:, None], np.arange(160) % 2
+    pool = WorkerPool(workers)
+
+    def run(size: int, folder: str) -> int:
+        made = Federation(
+            Adapted(size),
+            (x, y),
+            (x[:2], y[:2]),
+            devices=8,
+            method="fedavg",
+            training={"epochs": 1, "lr": 1e-6},
+            data={"partition": "iid"},
+            run={"eval_every": 1e6, "checkpoint_minutes": 0.0},
+        )
+        with Peak(workers_only=True) as peak:
+            made.run(60.0, out=Path(folder) / str(size), pool=pool)
+        return peak.bytes
+
+    with tempfile.TemporaryDirectory() as folder:
+        beyond = -run(10, folder) + run(width, folder)
+    pool.close()
+    print(
+        f"a frozen base of {4 * width**2 / 1e6:.0f} MB, {workers} workers: {beyond / (4 * width**2):.2f} times the base"
+    )
+
+
 def server_memory(kind: str, devices: int = 100_000) -> None:
     layout = Layout.build([("w", (PARAMETERS,), "learnable")])
     context = MethodContext(devices, np.ones(devices, np.int64), 1, 10, layout, 0)
@@ -129,7 +175,16 @@ def server_memory(kind: str, devices: int = 100_000) -> None:
 
 
 if __name__ == "__main__":
-    idle_device_memory()
-    run_memory()
-    for kind in ("budget", "sketch"):
-        server_memory(kind)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=("idle", "run", "base", "server"))
+    only = parser.parse_args().only
+    if only in (None, "idle"):
+        idle_device_memory()
+    if only in (None, "run"):
+        run_memory()
+    if only in (None, "base"):
+        for workers in (1, 4):
+            base_memory(workers)
+    if only in (None, "server"):
+        for kind in ("budget", "sketch"):
+            server_memory(kind)

@@ -35,9 +35,15 @@ class Client(NumPyClient):
         return [value.numpy() for value in self.model.state_dict().values()], len(self.data), {}
 
 
-until = 200 if os.environ.get("FRESHET_SHORT") else 600
-for method in ({"name": "fedasmu", "adaptive_device": False}, "fedbuff", "fedavg"):
+def federation(method="fedbuff"):
     training, trainer = {"lr": 0.003, "optimiser": "adam"}, FlowerClient(Client)
-    federation = freshet.Federation(net, data="digits", devices=10, method=method, trainer=trainer, training=training)
-    result = federation.run(until=until)
-    print(f"{federation.config.method_name}: accuracy {result.accuracy[0]:.2f} -> {result.accuracy[-1]:.2f}")
+    return freshet.Federation(net, data="digits", devices=10, method=method, trainer=trainer, training=training)
+
+
+if __name__ == "__main__":
+    until = 200 if os.environ.get("FRESHET_SHORT") else 600
+    for method in ({"name": "fedasmu", "adaptive_device": False}, "fedbuff", "fedavg"):
+        accuracy = federation(method).run(until=until).accuracy
+        print(
+            f"{method if isinstance(method, str) else method['name']}: accuracy {accuracy[0]:.2f} -> {accuracy[-1]:.2f}"
+        )

@@ -32,9 +32,13 @@ class Net(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=self.lr)
 
 
-until = 200 if os.environ.get("FRESHET_SHORT") else 600
-for method in ("fedasmu", "fedbuff", "fedavg"):
+def federation(method="fedasmu"):
     training, trainer = {"lr": 0.003, "optimiser": "adam"}, LightningTrainer(batch_size=16, gradient_clip_val=1.0)
-    federation = freshet.Federation(Net, data="digits", devices=10, method=method, trainer=trainer, training=training)
-    result = federation.run(until=until)
-    print(f"{federation.config.method_name}: accuracy {result.accuracy[0]:.2f} -> {result.accuracy[-1]:.2f}")
+    return freshet.Federation(Net, data="digits", devices=10, method=method, trainer=trainer, training=training)
+
+
+if __name__ == "__main__":
+    until = 200 if os.environ.get("FRESHET_SHORT") else 600
+    for method in ("fedasmu", "fedbuff", "fedavg"):
+        accuracy = federation(method).run(until=until).accuracy
+        print(f"{method}: accuracy {accuracy[0]:.2f} -> {accuracy[-1]:.2f}")

@@ -28,9 +28,13 @@ def my_train(model, data, trip):
     return {"loss": loss.item()}
 
 
-until = 200 if os.environ.get("FRESHET_SHORT") else 600
-for method in ("fedasmu", "fedbuff", "fedavg"):
+def federation(method="fedasmu"):
     training = {"lr": 0.003, "optimiser": "adam"}  # the server should know which optimiser you use
-    federation = freshet.Federation(net, data="digits", devices=10, method=method, trainer=my_train, training=training)
-    result = federation.run(until=until)
-    print(f"{federation.config.method_name}: accuracy {result.accuracy[0]:.2f} -> {result.accuracy[-1]:.2f}")
+    return freshet.Federation(net, data="digits", devices=10, method=method, trainer=my_train, training=training)
+
+
+if __name__ == "__main__":
+    until = 200 if os.environ.get("FRESHET_SHORT") else 600
+    for method in ("fedasmu", "fedbuff", "fedavg"):
+        accuracy = federation(method).run(until=until).accuracy
+        print(f"{method}: accuracy {accuracy[0]:.2f} -> {accuracy[-1]:.2f}")

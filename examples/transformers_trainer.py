@@ -25,10 +25,14 @@ class Net(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-until = 80 if os.environ.get("FRESHET_SHORT") else 600
-for method in ("fedasmu", "fedbuff", "fedavg"):
-    training = {"lr": 0.003, "optimiser": "adamw"}
+def federation(method="fedasmu"):
     trainer = TransformersTrainer(per_device_train_batch_size=16, weight_decay=0.01)
-    federation = freshet.Federation(Net, data="digits", devices=5, method=method, trainer=trainer, training=training)
-    result = federation.run(until=until)
-    print(f"{federation.config.method_name}: accuracy {result.accuracy[0]:.2f} -> {result.accuracy[-1]:.2f}")
+    training = {"lr": 0.003, "optimiser": "adamw"}
+    return freshet.Federation(Net, data="digits", devices=5, method=method, trainer=trainer, training=training)
+
+
+if __name__ == "__main__":
+    until = 80 if os.environ.get("FRESHET_SHORT") else 600
+    for method in ("fedasmu", "fedbuff", "fedavg"):
+        accuracy = federation(method).run(until=until).accuracy
+        print(f"{method}: accuracy {accuracy[0]:.2f} -> {accuracy[-1]:.2f}")

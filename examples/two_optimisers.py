@@ -38,8 +38,13 @@ def my_train(model, data, trip):
             trip.step()
 
 
-until, training = 200 if os.environ.get("FRESHET_SHORT") else 600, {"lr": 0.003, "optimiser": "adam"}
-for method in ("fedasmu", "fedbuff", "fedavg"):
-    federation = freshet.Federation(Pair, data="digits", devices=10, method=method, trainer=my_train, training=training)
-    accuracy = federation.run(until=until).accuracy
-    print(f"{federation.config.method_name}: accuracy {accuracy[0]:.2f} -> {accuracy[-1]:.2f}")
+def federation(method="fedasmu"):
+    training = {"lr": 0.003, "optimiser": "adam"}
+    return freshet.Federation(Pair, data="digits", devices=10, method=method, trainer=my_train, training=training)
+
+
+if __name__ == "__main__":
+    until = 200 if os.environ.get("FRESHET_SHORT") else 600
+    for method in ("fedasmu", "fedbuff", "fedavg"):
+        accuracy = federation(method).run(until=until).accuracy
+        print(f"{method}: accuracy {accuracy[0]:.2f} -> {accuracy[-1]:.2f}")

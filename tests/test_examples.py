@@ -1,5 +1,6 @@
 """Every example runs in its short form, in a new folder."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -26,6 +27,10 @@ PRINTS = {
     "lightning_module.py": "fedavg: accuracy",
     "transformers_trainer.py": "fedavg: accuracy",
     "flower_client.py": "fedavg: accuracy",
+    "classifier.py": "fedavg: accuracy",
+    "vit.py": "fedavg: accuracy",
+    "gpt_lora.py": "fedavg: 2,944 numbers are sent, perplexity",
+    "data_loader.py": "fedavg: accuracy",
 }
 NEEDS = {
     "flower_app.py": "flwr",
@@ -34,6 +39,9 @@ NEEDS = {
     "language_model.py": "transformers",
     "lightning_module.py": "lightning",
     "transformers_trainer.py": "transformers",
+    "classifier.py": "transformers",
+    "vit.py": "transformers",
+    "gpt_lora.py": "peft",
 }
 
 
@@ -63,6 +71,46 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
     if name in NEEDS and find_spec(NEEDS[name]) is None:
         pytest.skip(f"{NEEDS[name]} is not installed")
     assert PRINTS[name] in run([str(EXAMPLES / name)], tmp_path)
+
+
+#: Training as people bring it. Each file has a function ``federation(method)``, which ``freshet deploy`` takes, too.
+BROUGHT = (
+    "classifier.py",
+    "gpt_lora.py",
+    "vit.py",
+    "data_loader.py",
+    "lightning_module.py",
+    "transformers_trainer.py",
+    "flower_client.py",
+    "own_loop.py",
+    "two_optimisers.py",
+)
+#: Functions that invent data.
+INVENTING = ("sentences", "counting", "sequences")
+
+
+@pytest.mark.parametrize("name", BROUGHT)
+def test_what_people_bring_takes_at_most_25_lines(name: str) -> None:
+    code = ast.parse((EXAMPLES / name).read_text()).body
+    kept = [node for node in code if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name not in INVENTING]
+    lines = [line for node in kept for line in ast.unparse(node).splitlines() if line.strip()]
+    assert "federation" in [node.name for node in kept] and len(lines) <= 25
+
+
+@pytest.mark.parametrize("name", ["classifier", "gpt_lora", "vit", "data_loader"])
+def test_what_people_bring_trains_alike_in_two_workers(name: str, tmp_path: Path) -> None:
+    if (package := NEEDS.get(f"{name}.py")) and find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    compare = (
+        f"import sys; sys.path.insert(0, {str(EXAMPLES)!r})\n"
+        f"from {name} import federation\n"
+        "kinds = ({'run.executor': kind, 'run.workers': 2} for kind in ('serial', 'processes'))\n"
+        "made = federation('fedasmu')\n"
+        "runs = [made.with_settings(kind).run(20, out=kind['run.executor']) for kind in kinds]\n"
+        "print(runs[0].summary['uploads'] > 3, runs[0].weights.tobytes() == runs[1].weights.tobytes())\n"
+    )
+    (tmp_path / "compare.py").write_text(compare)
+    assert run(["compare.py"], tmp_path) == "True True\n"
 
 
 def test_the_flower_app_can_be_loaded(tmp_path: Path) -> None:

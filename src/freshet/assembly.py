@@ -64,6 +64,7 @@ from freshet.training.network import (
     FlatModel,
     FrozenTensors,
     ModuleBuilder,
+    enable_checkpointing,
     in_training_precision,
     initial_module,
     layout_of,
@@ -409,6 +410,8 @@ class Assembly:
             problem = f"{self.config.method_name} needs a part that stays on the devices: name the head"
             raise ConfigError("model.local", f'{problem}, for example ["last"]')
         check_layout(self.config, layout)
+        if self.config.training.gradient_checkpointing:
+            enable_checkpointing(module)
         if isinstance(self.dataset.x_train, Records):
             self._check_records(rule)
         _check_outputs(module, self.dataset, self.task)

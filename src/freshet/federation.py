@@ -25,7 +25,7 @@ from freshet.data.adapters import is_table
 from freshet.data.dataset import DataSet, own_data
 from freshet.data.samples import Collate
 from freshet.data.shards import is_given, is_partitioner, unwrap_loaders
-from freshet.errors import ConfigError, RunError
+from freshet.errors import ConfigError, DataError, RunError
 from freshet.result import Result
 from freshet.runs import checkpoint
 from freshet.runs.lifecycle import OpenRun, drive
@@ -50,6 +50,7 @@ class Federation:
     Bring your own model and data, or name built-in ones. Every section of the configuration can be given as a dict:
     ``Federation(method={"name": "fedasmu", "epsilon": 0.2}, fleet={"ratio": 20}, training={"lr": 0.1})``. Samples are
     pairs (x, y), dicts, tuples or single arrays. ``collate`` makes a batch from a list of them; "pad" pads them.
+    ``load(device)`` returns the DataLoader of a device.
     """
 
     def __init__(
@@ -76,10 +77,13 @@ class Federation:
         test_shards: Any = None,
         local: Sequence[str] | None = None,
         collate: Collate | str | None = None,
+        load: Callable[[int], Any] | None = None,
         **unknown: Any,
     ) -> None:
         for name in unknown:
             raise ConfigError(name, _suggestion(name))
+        if load is not None:
+            train = _load_each(load, train, devices)
         tables: dict[str, dict[str, Any]] = {
             "method": _table("method", {"name": method} if isinstance(method, str | type) else method),
             "training": _table("training", training),
@@ -102,8 +106,16 @@ class Federation:
         if tests is not None and tests.shards is not None:
             raise ConfigError("test", "takes one DataLoader; for tests of each device's own give test_shards")
         test = test if tests is None else tests.samples
-        whole = takes_whole_batch(task or tables["training"].get("task"))
-        own = own_data(CUSTOM, train, test, groups, check_section("data", tables), collate, whole)
+        named = task or tables["training"].get("task")
+        try:
+            own = own_data(
+                CUSTOM, train, test, groups, check_section("data", tables), collate, takes_whole_batch(named)
+            )
+        except DataError:
+            if named is None and hasattr(model, "main_input_name"):  # a model of transformers, without its task
+                problem = f"{type(model).__name__} is a Hugging Face model, which makes other batches"
+                raise ConfigError("task", f'{problem}; add task="huggingface"') from None
+            raise
         overrides = Overrides(
             dataset=None if own is None else with_channels_last(own),  # once, for all federations made from this one
             factory=None if model is None or isinstance(model, str | Mapping) else as_factory(model),
@@ -389,6 +401,18 @@ def _suggestion(name: str) -> str:
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known[:-1])}"
     return f"is not an argument of Federation; {hint}"
+
+
+def _load_each(load: Callable[[int], Any], train: Any, devices: int | None) -> list[Any]:
+    """The DataLoader of each device."""
+    if train is not None or devices is None:
+        problem = "takes the place of train" if train is not None else "gives each device its DataLoader"
+        raise ConfigError("load", f"{problem}; {'leave train out' if train is not None else 'give devices, too'}")
+    loaders = [load(device) for device in range(devices)]
+    strange = [type(loader).__name__ for loader in loaders if unwrap_loaders(loader, "load") is None]
+    if strange:
+        raise ConfigError("load", f"must return a DataLoader for each device, not {strange[0]}")
+    return loaders
 
 
 def _unwrap_train(train: Any, shards: Any) -> tuple[Any, Any, dict[str, Any], Any]:

@@ -26,19 +26,19 @@ def test_a_grid_of_runs_uses_ray_too(monkeypatch) -> None:
     started = []
 
     class Pool:
-        def __init__(self, workers: int, address: str) -> None:
-            started.append((workers, address))
+        def __init__(self, workers: int, address: str, device: str) -> None:
+            started.append((workers, address, device))
 
         def close(self, *, now: bool) -> None:
             pass
 
     monkeypatch.setattr(ray, "RayPool", Pool)
     run = {"executor": "ray", "workers": 3, "address": "head:6379"}
-    job = SimpleNamespace(config=resolve({"run": run}))
+    job = SimpleNamespace(config=resolve({"run": run, "training": {"device": "cpu"}}))
     workers = Workers()
     assert isinstance(workers.pool(job), Pool) and workers.pool(job) is workers.pool(job)
     workers.close()
-    assert started == [(3, "head:6379")]
+    assert started == [(3, "head:6379", "cpu")]
 
 
 def test_a_given_pool_is_used_whatever_the_settings_and_stays_open() -> None:

@@ -64,7 +64,7 @@ class FakePool(Pool[Any]):
         self.gate, self.blocked = threading.Event(), threading.Event()
         self._open()
 
-    def _launch(self) -> FakeWorker:
+    def _launch(self, index: int) -> FakeWorker:
         return FakeWorker(self)
 
     def _publish(self, setup: Any) -> Any:

@@ -51,9 +51,30 @@ def test_a_cluster_without_a_free_cpu_is_given_up_only_when_no_worker_is_ready(m
     ray, others = MagicMock(), iter([True] * 5 + [False] * 5)
     ray.wait.return_value = ([], [])  # a second passes
     monkeypatch.setattr(on_ray, "time", SimpleNamespace(monotonic=lambda: ray.wait.call_count))
-    with pytest.raises(StartFailed, match="no free CPU for 2 s"):
+    with pytest.raises(StartFailed, match="no free CPU or GPU for 2 s"):
         RayWorker(ray, MagicMock(), lambda: next(others), timeout=2.5).wait_ready()
     assert ray.wait.call_count == 5 + 3
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "device", "asked"),
+    [(2, 2, "auto", 1.0), (2, 4, "cuda", 1.0), (5, 2, "auto", 1 / 3), (4, 1, "auto", 0.25), (2, 2, "cpu", None)],
+)
+def test_actors_share_the_gpus_of_the_cluster_unless_they_train_on_the_cpu(monkeypatch, workers, gpus, device, asked):
+    ray = MagicMock(**{"is_initialized.return_value": True, "cluster_resources.return_value": {"CPU": 8, "GPU": gpus}})
+    ray.wait.return_value = ([1], [])
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    RayPool(workers, device=device).close(now=True)
+    assert ray.remote.call_args.kwargs.get("num_gpus") == asked
+    assert ray.remote.call_args.kwargs["num_cpus"] == 1
+
+
+def test_a_cluster_without_a_gpu_is_asked_for_none(monkeypatch):
+    ray = MagicMock(**{"is_initialized.return_value": True, "cluster_resources.return_value": {"CPU": 2}})
+    ray.wait.return_value = ([1], [])
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    RayPool().close(now=True)
+    assert "num_gpus" not in ray.remote.call_args.kwargs
 
 
 @pytest.fixture(scope="module")

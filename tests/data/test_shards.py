@@ -184,6 +184,27 @@ def test_what_a_loader_does_beyond_its_samples_is_refused(kind):
         Federation(nn.Linear(2, 3), [make(), loader()], loader())
 
 
+def test_a_function_gives_each_device_its_loader():
+    made = Federation(nn.Linear(2, 3), test=loader(), devices=2, load=lambda device: loader(100 * device, 20 + device))
+    listed = Federation(nn.Linear(2, 3), [loader(0, 20), loader(100, 21)], loader())
+    assert [rows(made, device) for device in range(2)] == [rows(listed, device) for device in range(2)]
+    assert list(map(len, made.shards)) == [20, 21]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"load": lambda device: loader()}, "gives each device its DataLoader; give devices, too"),
+        ({"load": lambda device: loader(), "devices": 2, "train": [loader()]}, "takes the place of train; leave train"),
+        ({"load": lambda device: [1, 2], "devices": 2}, "must return a DataLoader for each device, not list"),
+        ({"load": lambda device: DataLoader(Stream()), "devices": 2}, "open the stream in your own trainer"),
+    ],
+)
+def test_a_function_that_gives_no_loaders_is_one_sentence(given, said):
+    with pytest.raises(ConfigError, match=f"^load: .*{said}"):
+        Federation(nn.Linear(2, 3), test=loader(), **given)
+
+
 def test_loaders_and_shards_exclude_each_other():
     with pytest.raises(ConfigError, match=r"^shards: are given by the list of DataLoaders"):
         Federation(nn.Linear(2, 3), [loader(), loader()], loader(), shards=[[0], [1]])

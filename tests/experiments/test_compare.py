@@ -174,9 +174,9 @@ def test_one_pool_serves_the_whole_grid_and_gives_the_same_bits(tmp_path, monkey
     started = []
     real = compare.start_pool
 
-    def pool(kind, workers, address):
+    def pool(kind, workers, address, device):
         started.append(workers)
-        return real(kind, workers, address)
+        return real(kind, workers, address, device)
 
     monkeypatch.setattr(compare.Workers.__init__, "__defaults__", (pool,))
     grid = jobs("fedasmu,fedavg", (0,), ["run.executor=processes", "run.workers=1"])

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from freshet.cli.app import app
+from freshet.config import load_tables, resolve
 from freshet.errors import ConfigError, FreshetError, RunError
 from freshet.flower import commands, running
 from freshet.flower.commands import Command
@@ -111,6 +112,38 @@ def test_dry_run_prints_the_commands(tmp_path: Path) -> None:
     assert 'trainer="mine:my_train"' in device.output
     plain = runner.invoke(app, ["deploy", "app", str(tmp_path / "app")])
     assert plain.exit_code == 0 and (tmp_path / "app" / "pyproject.toml").is_file()
+
+
+def test_a_federation_of_ones_own_is_deployed_with_its_settings(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "mine_made.py").write_text(
+        "import numpy as np, torch, freshet\n"
+        "def make():\n"
+        "    x, y = np.zeros((60, 6), np.float32), np.arange(60) % 3\n"
+        "    training = {'lr': 0.25, 'epochs': 2}\n"
+        "    given = {'devices': 10, 'method': 'fedbuff', 'training': training}\n"
+        "    return freshet.Federation(torch.nn.Linear(6, 3), (x, y), (x, y), **given)\n"
+        "def nothing(): return 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    words = ["deploy", "local", "--devices", "2", "--dry-run", "--keep", "kept", "--federation"]
+    done = CliRunner().invoke(app, [*words, "mine_made:make"])
+    assert done.exit_code == 0, done.output
+    assert done.output.count("freshet.flower.node") == 2
+    config = resolve(load_tables(tmp_path / "kept" / "federation.toml"))
+    assert (config.method_name, config.training.lr, config.fleet.devices) == ("fedbuff", 0.25, 2)
+    assert (config.data.name, config.model.name, config.run.trigger) == ("custom", "custom", "concurrency")
+    package = tmp_path / "kept" / "app" / "freshet_app"
+    for name in ("server_app.py", "client_app.py"):
+        text = (package / name).read_text()
+        compile(text, name, "exec")
+        assert "from mine_made import make" in text and repr(str(tmp_path)) in text
+    for wrong, said in (
+        ("mine_made:nothing", "returns int; return a Federation"),
+        ("mine_made", "must be module:function"),
+    ):
+        failed = CliRunner().invoke(app, [*words, wrong])
+        assert failed.exit_code != 0 and said in str(failed.exception)
 
 
 @pytest.mark.parametrize("code", [200, 400, 404, 415, 500])

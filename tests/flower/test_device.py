@@ -95,6 +95,16 @@ def test_devices_of_one_data_set_share_it(tmp_path: Path) -> None:
     assert len({int(sample) for place in range(3) for sample in setups[place].data.shards[place]}) == 90
 
 
+def test_a_device_may_have_all_parts_of_the_federation_and_trains_on_its_own_samples(tmp_path: Path) -> None:
+    made = federation_of()
+    answer = handle(Device(overrides=lambda: made.assembly.overrides), made.config, tmp_path)
+    assert answer.upload is not None and answer.samples == len(made.assembly.shards[2])
+    x, y = samples(60)
+    mine = made.assembly.shards[2]
+    twin = handle(Device(load=lambda node: (x[mine], y[mine]), model=Net), made.config, tmp_path / "twin")
+    assert np.array_equal(answer.upload.weights, twin.upload.weights)
+
+
 @pytest.mark.parametrize("name", ["nothing", "no.such:module", "tests.flower.test_device:nobody", ":x"])
 def test_unknown_name_is_one_sentence(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="--model"):

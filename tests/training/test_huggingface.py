@@ -251,7 +251,14 @@ def test_without_a_task_the_error_names_the_line_that_fixes_it() -> None:
     with pytest.raises(ConfigError, match=r'SequenceClassifierOutput.*; add task="huggingface"'):
         federation(bert(), {"train": (x, y), "test": (x, y)}, task=None)
     with pytest.raises(DataError, match=r'input_ids.*or give task="huggingface"'):
-        federation(bert(), classification(), task=None)
+        federation(bert, classification(), task=None)
+    rows = [{"input_ids": row["input_ids"], "label": row["label"]} for row in sentences(30, 0)]  # of different lengths
+    for data in (
+        classification(),
+        {"train": datasets.Dataset.from_list(rows), "test": datasets.Dataset.from_list(rows)},
+    ):
+        with pytest.raises(ConfigError, match=r'^task: BertFor.* is a Hugging Face model.*; add task="huggingface"$'):
+            federation(bert(), data, task=None)
 
 
 def test_missing_labels_are_one_sentence() -> None:

@@ -67,14 +67,19 @@ def _check_certificates(*paths: Path) -> None:
 
 
 def _tables(
-    method: str | None, cell: str | None, config: Path | None, devices: int | None, settings: list[str] | None
+    method: str | None,
+    cell: str | None,
+    config: Path | None,
+    devices: int | None,
+    settings: list[str] | None,
+    made_by: str = "",
 ) -> dict[str, Any]:
     """The settings. By default a device that returns is triggered at once: real devices rarely return together."""
     from freshet.config import load_tables, override, with_method
     from freshet.methods import class_and_preset
     from freshet.paper.cells import cell_settings, find_cell
 
-    tables: dict[str, Any] = load_tables(config) if config else {}
+    tables: dict[str, Any] = load_tables(config) if config else _made_tables(made_by) if made_by else {}
     if method is not None:
         with_method(tables, method)
     name = tables.setdefault("method", {}).setdefault("name", "fedasmu")
@@ -91,6 +96,38 @@ def _tables(
     fleet["devices"] = fleet.get("devices", FEW_DEVICES) if devices is None else devices
     override(tables, settings or [])
     return tables
+
+
+#: Settings of a simulation that a deployment decides for itself.
+OF_SIMULATIONS = (
+    "trigger",
+    "per_round",
+    "in_flight",
+    "until",
+    "rounds",
+    "eval_every",
+    "executor",
+    "workers",
+    "address",
+)
+
+
+def _made_tables(made_by: str) -> dict[str, Any]:
+    """The settings of the federation that a user's function makes, without those of its simulation."""
+    import sys
+
+    from freshet.federation import Federation
+    from freshet.flower.device import import_name
+
+    sys.path.insert(0, str(Path.cwd()))
+    made = import_name("--federation", made_by, "module:function")()
+    if not isinstance(made, Federation):
+        raise ConfigError("--federation", f"{made_by} returns {type(made).__name__}; return a Federation")
+    if made.config.fleet.custom:
+        raise ConfigError("fleet", "describes simulated devices, but a deployment has real ones; leave it out")
+    tables: dict[str, Any] = made.config.tables()
+    tables["run"] = {key: value for key, value in tables["run"].items() if key not in OF_SIMULATIONS}
+    return tables | {"fleet": {"devices": made.config.fleet.devices}}
 
 
 @deploy_app.command("init")
@@ -332,6 +369,10 @@ def local(
     fresh: Annotated[str, typer.Option("--fresh", help="Fresh models: side, messages or none.")] = "side",
     keep: Annotated[Path | None, typer.Option("--keep", help="Keep keys, settings and logs in this folder.")] = None,
     trainer: Trainer = "",
+    federation: Annotated[
+        str,
+        typer.Option("--federation", help="module:function that returns your Federation, with its model and data."),
+    ] = "",
     settings: Settings = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -343,7 +384,7 @@ def local(
     from freshet.config import resolve, seconds
     from freshet.flower.running import run_local
 
-    tables = _tables(method, cell, config, devices, settings)
+    tables = _tables(method, cell, config, devices, settings, federation)
     given: dict[str, Any] = {"seed": seed, "rounds": rounds, "until": None if until is None else seconds(until)}
     tables["run"] |= {key: value for key, value in given.items() if value is not None}
     if not (tables["run"].get("until") or tables["run"].get("rounds")):
@@ -352,7 +393,7 @@ def local(
     if trainer:
         tables["training"] = tables.get("training", {}) | {"trainer": "custom"}
     resolve(tables)
-    directory, state = run_local(tables, out, keep, {"fresh": fresh}, dry_run, _say, trainer)
+    directory, state = run_local(tables, out, keep, {"fresh": fresh}, dry_run, _say, trainer, federation)
     if directory is not None:
         _finish(directory, state)
 

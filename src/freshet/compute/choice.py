@@ -23,12 +23,12 @@ def workers_pay_off(seconds: float, workers: int) -> bool:
     return seconds * (1.0 - 1.0 / workers) > WORKER_START_SECONDS
 
 
-def start_pool(kind: str, workers: int, address: str = "") -> Pool[Any]:
-    """Start workers: processes on this machine, or Ray actors."""
+def start_pool(kind: str, workers: int, address: str = "", device: str = "auto") -> Pool[Any]:
+    """Start workers for training on a kind of device: processes on this machine, or Ray actors."""
     if kind == "ray":
         from freshet.compute.ray import RayPool
 
-        return RayPool(workers, address)
+        return RayPool(workers, address, device)
     return WorkerPool(workers or available_cores())
 
 
@@ -41,7 +41,7 @@ def open_executor(
         return PoolExecutor(setup, pool, owns_pool=False)
     if trains_in_process(kind, workers) or (kind == "auto" and not _needs_workers(setup, workers, uploads)):
         return SerialExecutor(setup)
-    return PoolExecutor(setup, start_pool(kind, workers, address), owns_pool=True)
+    return PoolExecutor(setup, start_pool(kind, workers, address, setup.training.device), owns_pool=True)
 
 
 def _needs_workers(setup: Setup, workers: int, uploads: float) -> bool:

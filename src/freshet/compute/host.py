@@ -73,8 +73,10 @@ def forbid_compiling() -> Iterator[None]:
 class Host:
     """Trainers by the number of their setup. Answers are bytes for ``decode_answer``; no method raises."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: int = 0) -> None:
+        """``place`` numbers the workers of a pool, which share the machine's GPUs."""
         keep_freed_memory()
+        self._place = place
         torch.set_num_threads(1)
         self._trainers: dict[int, Trainer] = {}
 
@@ -84,7 +86,7 @@ class Host:
             self._trainers.pop(old, None)
 
         def build() -> None:
-            self._trainers[number] = load().trainer()
+            self._trainers[number] = load().trainer(self._place)
 
         return encode_answer(build)
 

@@ -102,8 +102,8 @@ class Pool(Generic[S]):
 
     # ---- for subclasses
 
-    def _launch(self) -> Worker[S]:
-        """Begin to start a worker without waiting for it. Raises ``WorkerDied`` or ``StartFailed``."""
+    def _launch(self, index: int) -> Worker[S]:
+        """Begin to start the worker of a slot without waiting for it. Raises ``WorkerDied`` or ``StartFailed``."""
         raise NotImplementedError
 
     def _publish(self, setup: Setup) -> S:
@@ -193,7 +193,7 @@ class Pool(Generic[S]):
                 with self._changed:
                     if self._closed:
                         return False
-                    worker = self.workers[index] = self._launch()
+                    worker = self.workers[index] = self._launch(index)
                 worker.wait_ready()
             except (WorkerDied, StartFailed) as problem:
                 if worker is not None:

@@ -33,12 +33,12 @@ class SetupFile:
 class ProcessWorker:
     """One process and the connection to it."""
 
-    def __init__(self, server: ForkServerProcess) -> None:
+    def __init__(self, server: ForkServerProcess, place: int) -> None:
         ours, theirs = Pipe()
         self._connection: Connection = ours
         self._close_lock = threading.Lock()
         try:
-            ours.send(search_path())
+            ours.send((search_path(), place))
             with theirs:
                 self.process = server.fork(theirs)
         except OSError as error:
@@ -101,11 +101,11 @@ class WorkerPool(Pool[SetupFile]):
         self.server: ForkServerProcess | None = None
         self._open()
 
-    def _launch(self) -> ProcessWorker:
+    def _launch(self, index: int) -> ProcessWorker:
         try:
             if self.server is None or not self.server.alive():
                 self.server = take_server()
-            return ProcessWorker(self.server)
+            return ProcessWorker(self.server, index)
         except OSError as error:
             raise WorkerDied(f"the system could not start a process ({error})") from None
 

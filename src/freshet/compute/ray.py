@@ -6,6 +6,7 @@ a node read them there without a copy.
 
 import importlib
 import logging
+import math
 import os
 import shutil
 import socket
@@ -79,7 +80,7 @@ class RayWorker:
             if self._others_ready():
                 alone_since = time.monotonic()
             elif time.monotonic() - alone_since > self._timeout:
-                raise StartFailed(f"Ray had no free CPU for {self._timeout:.0f} s; free one or add a node")
+                raise StartFailed(f"Ray had no free CPU or GPU for {self._timeout:.0f} s; free one or add a node")
         try:
             self._ray.get(ready)
         except self._ray.exceptions.RayError as error:
@@ -114,18 +115,25 @@ class RayWorker:
 class RayPool(Pool[StoredSetup]):
     """Ray actors on the cluster at ``address``, or on a local one that starts and ends with the pool.
 
-    If this process has initialised Ray, that cluster is used. ``workers`` = 0 means one per CPU of the cluster.
+    If this process has initialised Ray, that cluster is used. ``workers`` = 0 means one per CPU of the cluster. If the
+    cluster has GPUs and ``device`` allows them, the actors share them.
     """
 
-    def __init__(self, workers: int = 0, address: str = "", *, timeout: float = STARTUP_TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self, workers: int = 0, address: str = "", device: str = "auto", *, timeout: float = STARTUP_TIMEOUT_SECONDS
+    ) -> None:
         self._ray, self._cluster = _connect(workers, address)
         self._timeout = timeout
-        # with num_cpus=1 Ray sets OMP_NUM_THREADS=1 in the actor
-        self._actor = self._ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(RayHost)
-        super().__init__(workers or max(1, int(self._ray.cluster_resources().get("CPU", 1))))
+        resources = self._ray.cluster_resources()
+        workers = workers or max(1, int(resources.get("CPU", 1)))
+        gpus = gpus_per_worker(workers, int(resources.get("GPU", 0)) if device in ("auto", "cuda") else 0)
+        # with num_cpus=1 Ray sets OMP_NUM_THREADS=1 in the actor, with num_gpus CUDA_VISIBLE_DEVICES
+        needs = {"num_cpus": 1} | ({"num_gpus": gpus} if gpus else {})
+        self._actor = self._ray.remote(**needs, max_restarts=0, scheduling_strategy="SPREAD")(RayHost)
+        super().__init__(workers)
         self._open()
 
-    def _launch(self) -> RayWorker:
+    def _launch(self, index: int) -> RayWorker:
         try:
             actor = self._actor.remote(sys.path)
         except self._ray.exceptions.RayError as error:
@@ -140,6 +148,11 @@ class RayPool(Pool[StoredSetup]):
         if self._cluster is not None:
             self._cluster.disconnect(self._ray)
             self._cluster = None
+
+
+def gpus_per_worker(workers: int, gpus: int) -> float:
+    """The part of a GPU that each worker asks for, so that ``ceil(workers / gpus)`` of them share one."""
+    return 1.0 / math.ceil(workers / gpus) if gpus else 0.0
 
 
 @dataclass(frozen=True)

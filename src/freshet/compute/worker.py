@@ -154,11 +154,11 @@ def work(descriptor: int) -> None:
     """Answer calls until the parent closes the connection."""
     threading.Thread(target=_exit_with_parent, args=(descriptor,), daemon=True).start()
     with Connection(descriptor) as connection, suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        sys.path[:] = connection.recv()
+        sys.path[:], place = connection.recv()
         try:
             from freshet.compute.host import Host
 
-            host = Host()
+            host = Host(place)
         except BaseException:
             connection.send_bytes(traceback.format_exc().encode())
             return

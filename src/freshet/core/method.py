@@ -452,6 +452,11 @@ SYNONYMS = {
     **dict.fromkeys(("num_epochs", "local_ep"), "training.epochs"),
     **dict.fromkeys(("batch", "bs", "local_bs"), "training.batch_size"),
     **dict.fromkeys(("clients_per_round", "num_clients_per_round", "sample_clients"), "run.per_round"),
+    **dict.fromkeys(
+        ("gradient_accumulation_steps", "accumulate_grad_batches", "accumulation_steps", "micro_batch"),
+        "training.micro_batch_size",
+    ),
+    **dict.fromkeys(("mixed_precision", "bf16", "amp", "autocast"), "training.precision"),
     **dict.fromkeys(("dataset",), "data.name"),
     **dict.fromkeys(("strategy", "algorithm"), "method.name"),
     **dict.fromkeys(("early_stopping",), "run.patience"),

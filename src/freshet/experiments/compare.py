@@ -133,7 +133,7 @@ def execute(job: Job, store: Store, observers: Sequence[Observer], pool: Pool[An
 class Workers:
     """One worker pool for a whole grid, started at first use and again after a crash."""
 
-    def __init__(self, start: Callable[[str, int, str], Pool[Any]] = start_pool) -> None:
+    def __init__(self, start: Callable[[str, int, str, str], Pool[Any]] = start_pool) -> None:
         self._start = start
         self._pool: Pool[Any] | None = None
 
@@ -143,7 +143,7 @@ class Workers:
         if trains_in_process(run.executor, run.workers):
             return None
         if self._pool is None:
-            self._pool = self._start(run.executor, run.workers, run.address)
+            self._pool = self._start(run.executor, run.workers, run.address, job.config.training.device)
         return self._pool
 
     def close(self) -> None:

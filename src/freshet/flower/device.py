@@ -156,13 +156,18 @@ class Sources:
 class Device:
     """A device of a deployment. ``load`` and ``model`` replace the data set and network of the configuration.
 
-    ``trainer`` is the training loop of a federation with one of its own.
+    ``trainer`` is the training loop of a federation with one of its own. ``overrides`` makes all of them at once, as
+    the server has them; the device then trains on its part of the samples.
     """
 
     def __init__(
-        self, load: Load | None = None, model: Factory | None = None, trainer: TrainingLoop | None = None
+        self,
+        load: Load | None = None,
+        model: Factory | None = None,
+        trainer: TrainingLoop | None = None,
+        overrides: Callable[[], Overrides] | None = None,
     ) -> None:
-        self._load, self._model, self._loop = load, model, trainer
+        self._load, self._model, self._loop, self._overrides = load, model, trainer, overrides
         self._prepared: dict[str, Sources] = {}
 
     def app(self, federation: str | Path) -> Any:
@@ -244,7 +249,9 @@ class Device:
         """Load the network, and the data set or the samples that this device brings."""
         load, model = self._load or _loader(str(node.get("data", ""))), self._model or _factory(node.get("model"))
         own = None if load is None else load(node)
-        overrides = Overrides(factory=model, trainer=self._loop or _named_trainer(node.get("trainer")))
+        overrides = self._overrides() if self._overrides else Overrides()
+        loop = self._loop or _named_trainer(node.get("trainer"))
+        overrides = replace(overrides, factory=model or overrides.factory, trainer=loop or overrides.trainer)
         if own is not None and config.data.name == CUSTOM:  # the server's samples never leave the server
             whole = config.data.model_copy(update={"validation": 0.0, "train_samples": 0, "test_samples": 0})
             config = replace(config, data=whole)
@@ -514,23 +521,24 @@ def _loader(text: str) -> Load | None:
         return None
     if text.endswith(".npz"):
         return lambda node: _read_npz(Path(text))
-    load: Load = _import_name("--data", text, "a .npz file with x and y, or module:function")
+    load: Load = import_name("--data", text, "a .npz file with x and y, or module:function")
     return load
 
 
 def _factory(text: object) -> Factory | None:
     """The factory that ``--model`` names: none (the configuration's network) or ``module:Class``."""
-    factory: Factory | None = _import_name("--model", str(text), "module:Class") if text else None
+    factory: Factory | None = import_name("--model", str(text), "module:Class") if text else None
     return factory
 
 
 def _named_trainer(text: object) -> TrainingLoop | None:
     """The training loop that ``--trainer`` names: none (the built-in loop) or ``module:function``."""
-    loop: TrainingLoop | None = _import_name("--trainer", str(text), "module:function") if text else None
+    loop: TrainingLoop | None = import_name("--trainer", str(text), "module:function") if text else None
     return loop
 
 
-def _import_name(option: str, text: str, wanted: str) -> Any:
+def import_name(option: str, text: str, wanted: str) -> Any:
+    """What ``module:name`` names, or one sentence about the option that gave it."""
     module, colon, name = text.partition(":")
     if not (colon and module and name):
         raise ConfigError(option, f"must be {wanted}, but {text!r} was given")

@@ -90,6 +90,34 @@ from freshet.flower.device import Device
 app = Device().app(Path(__file__).with_name("federation.toml"))
 '''
 
+#: The two apps of a federation that a function of the user's makes, which lies in a folder of this machine.
+MADE_SERVER_APP = '''\
+"""The server of the federation that {module}.{name}() makes."""
+
+import sys
+from pathlib import Path
+
+from freshet.flower.server_app import server_app
+
+sys.path.insert(0, {folder!r})
+from {module} import {name}  # noqa: E402
+
+app = server_app(Path(__file__).with_name("federation.toml"), {name}().assembly.overrides)
+'''
+MADE_CLIENT_APP = '''\
+"""A device with its part of the samples of the federation that {module}.{name}() makes."""
+
+import sys
+from pathlib import Path
+
+from freshet.flower.device import Device
+
+sys.path.insert(0, {folder!r})
+from {module} import {name}  # noqa: E402
+
+app = Device(overrides=lambda: {name}().assembly.overrides).app(Path(__file__).with_name("federation.toml"))
+'''
+
 README = """\
 # A federation
 
@@ -307,6 +335,15 @@ def write_app(root: Path, tables: Mapping[str, Any]) -> None:
     _write_missing(package / "server_app.py", SERVER_APP)
     _write_missing(package / "client_app.py", CLIENT_APP)
     _write_missing(package / "federation.toml", tomli_w.dumps(dict(tables)))
+
+
+def write_made_app(root: Path, made_by: str, folder: Path) -> None:
+    """Write the server and the device of a federation that ``module:function`` in a folder makes."""
+    module, _, name = made_by.partition(":")
+    package = root / APP
+    package.mkdir(parents=True, exist_ok=True)
+    for file, text in (("server_app.py", MADE_SERVER_APP), ("client_app.py", MADE_CLIENT_APP)):
+        _write_missing(package / file, text.format(module=module, name=name, folder=str(folder)))
 
 
 def update_app(folder: Folder) -> dict[str, Any]:

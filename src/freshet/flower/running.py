@@ -20,7 +20,7 @@ from typing import Any
 from freshet.errors import RunError
 from freshet.flower import commands, status
 from freshet.flower.commands import Child, Command
-from freshet.flower.folder import Folder, init
+from freshet.flower.folder import Folder, init, write_made_app
 from freshet.runs.lifecycle import interruptible
 from freshet.runs.lock import RunLock
 from freshet.runs.reader import ENDED, METRICS, SUMMARY, LineFollower
@@ -327,9 +327,15 @@ def run_local(
     dry_run: bool,
     say: Say,
     trainer: str = "",
+    made_by: str = "",
 ) -> tuple[Path | None, str]:
-    """Run a whole federation, or print its commands. Returns the run directory and status. Failures keep the logs."""
+    """Run a whole federation, or print its commands. Returns the run directory and status. Failures keep the logs.
+
+    ``made_by`` names the user's function that makes the federation (``module:function``).
+    """
     folder = keep or Path(tempfile.mkdtemp(prefix="freshet-deploy-"))
+    if made_by:
+        write_made_app(folder / "app", made_by, Path.cwd())
     if dry_run:
         made = init(folder, tables, [], server)
         devices = range(int(tables["fleet"]["devices"]))

@@ -38,7 +38,7 @@ class MaxOverTime(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor, Tensor]:
         """``dW = sum_texts g x_at``, ``dx_at = sum_filters g W``. Each window is contiguous in memory."""
         padded, weight, at, above = ctx.saved_tensors
-        g = gradients[0] * above
+        g = gradients[0].to(weight.dtype) * above  # autocast gives bfloat16
         (texts, places, size), (filters, _, width) = padded.shape, weight.shape
         first = at + places * torch.arange(texts, device=at.device).unsqueeze(1)
         rows = (first.unsqueeze(2) + torch.arange(width, device=at.device)).flatten()

@@ -19,6 +19,7 @@ from freshet.data.adapters import LazyRows
 from freshet.data.dataset import DataSet, Rows
 from freshet.data.samples import Records
 from freshet.data.shards import DeviceTests
+from freshet.errors import ConfigError
 
 
 def crop_flip(x: Tensor, rng: np.random.Generator, padding: int = 4) -> Tensor:
@@ -159,6 +160,29 @@ def batch_length(batch: Batch) -> int:
         parts = batch.values() if isinstance(batch, Mapping) else batch
         return next((length for length in map(batch_length, parts) if length), 0)
     return len(batch) if isinstance(batch, Tensor) and batch.ndim else 0
+
+
+def split_batch(x: Batch, y: Batch, size: int) -> Iterator[tuple[Batch, Batch]]:
+    """Divide a batch into parts of at most ``size`` samples. The parts are views."""
+    count = batch_length(y) or batch_length(x)
+    for start in range(0, count, size):
+        rows = slice(start, min(start + size, count))
+        yield _rows_of(x, rows, count), _rows_of(y, rows, count)
+
+
+def _rows_of(batch: Batch, rows: slice, count: int) -> Batch:
+    """Some samples of a batch of ``count``. Single values, which all samples share, stay as they are."""
+    if isinstance(batch, Mapping):
+        return {key: _rows_of(value, rows, count) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        one_each = len(batch) == count and batch and not any(isinstance(part, Tensor) for part in batch)
+        return batch[rows] if one_each else tuple(_rows_of(part, rows, count) for part in batch)
+    if not isinstance(batch, Tensor) or batch.ndim == 0:
+        return batch
+    if len(batch) != count:
+        problem = f"cannot divide a batch of {count} samples in which a tensor has {len(batch)} rows"
+        raise ConfigError("training.micro_batch_size", f"{problem}; set it to 0, or give one row per sample")
+    return batch[rows]
 
 
 def _as_tensor(x: NDArray[Any]) -> Tensor:

@@ -161,7 +161,7 @@ class PersonalTrip(LocalTrip):
             while self.steps < steps:
                 order, self._order = self._next_order(), None
                 for index in torch.split(order, self.options.batch_size)[: steps - self.steps]:
-                    self._step(self.rule.loss(self, *data.take(index, self._augment)))
+                    self._train_on(*data.take(index, self._augment))
                     self.steps += 1
 
 

@@ -171,6 +171,54 @@ def _to_kind(kind: torch.dtype, layer: nn.Module, inputs: Any, output: Any) -> A
     return output.to(kind) if isinstance(output, Tensor) and output.dtype is torch.float32 else output
 
 
+#: The functions of a network that compute with it (``models/base.py``).
+_COMPUTING = ("forward", "features", "classify")
+
+
+def with_autocast(module: nn.Module, device: str) -> nn.Module:
+    """The module, in place, computing in bfloat16 where torch holds that safe. Its outputs are float32."""
+    for name in _COMPUTING:
+        if hasattr(module, name):
+            setattr(module, name, partial(_compute_in_bf16, getattr(module, name), device))
+    return module
+
+
+def _compute_in_bf16(function: Callable[..., Any], device: str, *inputs: Any, **named: Any) -> Any:
+    with torch.autocast(device, torch.bfloat16):
+        return _outputs_to_float32(function(*inputs, **named))
+
+
+def _outputs_to_float32(output: Any) -> Any:
+    """The same output with 16-bit tensors as float32. A dict, such as Hugging Face's outputs are, changes in place."""
+    if isinstance(output, Tensor):
+        return output.float() if output.dtype in _HALF else output
+    if isinstance(output, dict):
+        for name, value in output.items():
+            output[name] = _outputs_to_float32(value)
+    elif type(output) in (tuple, list):
+        return type(output)(map(_outputs_to_float32, output))
+    return output
+
+
+def enable_checkpointing(module: nn.Module) -> None:
+    """Let the module compute its activations again in the backward pass.
+
+    The non-reentrant kind works with ``torch.autograd.grad`` and with a frozen base.
+    """
+    enable: Any = getattr(module, "gradient_checkpointing_enable", None)
+    key = "training.gradient_checkpointing"
+    if not callable(enable):
+        problem = f"{type(module).__name__} does not offer it (it has no gradient_checkpointing_enable)"
+        raise ConfigError(
+            key, f"{problem}; use training.micro_batch_size to save memory, or call torch.utils.checkpoint"
+        )
+    try:
+        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    except (ValueError, TypeError, NotImplementedError) as error:
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(key, f"{type(module).__name__} refuses it: {problem}") from None
+
+
 class FlatModel:
     """Binds a module to one weight vector and one gradient vector, and parts that stay on the device to two more."""
 
@@ -241,6 +289,22 @@ class FlatModel:
         gradients = self.gradients_of(loss)
         with torch.no_grad():
             torch._foreach_copy_(self.gradient_parts, gradients)
+
+    def clear_gradient(self) -> None:
+        """Set the gradient to zero."""
+        self.gradient.zero_()
+        self.own_gradient.zero_()
+
+    def add_gradient(self, loss: Tensor, weight: float) -> None:
+        """Add the gradient of a loss, times a weight."""
+        gradients = self.gradients_of(loss)
+        with torch.no_grad():
+            torch._foreach_add_(self.gradient_parts, gradients, alpha=weight)
+
+    def divide_gradient(self, divisor: float) -> None:
+        """Divide the gradient."""
+        self.gradient.div_(divisor)
+        self.own_gradient.div_(divisor)
 
     def load(self, weights: Vector) -> None:
         """Copy these weights into the module."""

@@ -68,6 +68,25 @@ class TrainingOptions(Options):
         "the weights of some networks (the environment variable FRESHET_FAST=0 makes false the default)",
         json_schema_extra=ADDED,
     )
+    precision: Literal["float32", "bf16"] = Field(
+        "float32",
+        description="numbers that the network computes with: float32, or bfloat16 where that is safe (autocast). "
+        "Weights, gradients, losses and models that travel stay float32",
+        json_schema_extra=ADDED,
+    )
+    micro_batch_size: int = Field(
+        0,
+        ge=0,
+        description="samples per forward pass. A step accumulates the gradients of its batch's parts, weighted by "
+        "what they count, so less memory gives the same step (0: the whole batch at once)",
+        json_schema_extra=ADDED,
+    )
+    gradient_checkpointing: bool = Field(
+        False,
+        description="compute activations again in the backward pass instead of keeping them, for models that offer it "
+        "(gradient_checkpointing_enable, as Hugging Face models do)",
+        json_schema_extra=ADDED,
+    )
     augment: bool = Field(False, description="random crop and flip of training images")
     optimiser: Literal["sgd", "adam", "adamw"] = Field(
         "sgd", description="local optimiser; every trip starts with a new state"

@@ -44,7 +44,14 @@ TrainingLoop = Callable[[nn.Module, "DeviceData", "Trip"], Any]
 #: Bounds on the metrics of a trip, within those that the server sets for a report.
 MAX_METRICS, MAX_METRIC_NAME = 50, 50
 #: Settings of the built-in loop that no other loop obeys, and their values without effect.
-UNUSED_SETTINGS = {"steps": 0, "clip": 0.0, "weight_decay": 0.0}
+UNUSED_SETTINGS = {
+    "steps": 0,
+    "clip": 0.0,
+    "weight_decay": 0.0,
+    "precision": "float32",
+    "micro_batch_size": 0,
+    "gradient_checkpointing": False,
+}
 
 
 class TripPaused(BaseException):

@@ -87,6 +87,10 @@ class Task:
         loss: Tensor = self.loss(*self.arrange(output, y))
         return loss
 
+    def counted(self, output: Any, y: Batch) -> int:
+        """What the mean of ``loss`` is over: the rows that ``arrange`` gives, which are samples or tokens."""
+        return batch_length(self.arrange(output, y)[1])
+
     def score(self, batches: Iterable[tuple[Any, Batch]]) -> Score:
         """Loss and metrics over a whole test set, given (outputs, targets) batch by batch."""
         counters = {name: metric for name, metric in self.metrics.items() if _is_counter(metric)}
@@ -122,6 +126,22 @@ class Task:
         if isinstance(targets, Tensor) and _takes_reduction(self.loss):
             return float(self.loss(rows, targets, reduction="sum")) / _numbers_per_sample(rows, targets, self.loss)
         return float(self.loss(rows, targets)) * batch_length(targets)
+
+
+class CountingLoss:
+    """A task's loss that counts what each mean is over, so that means of parts can be joined exactly."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        #: Rows since this was last set to None. It stays None if nobody asked the task.
+        self.count: int | None = None
+
+    def mean_loss(self, output: Any, y: Batch) -> Tensor:
+        self.count = (self.count or 0) + self._task.counted(output, y)
+        return self._task.mean_loss(output, y)
+
+    def batch_loss(self, model: nn.Module, x: Batch, y: Batch) -> Tensor:
+        return self.mean_loss(self._task.output(model, x, y), y)
 
 
 # ---- Hugging Face models: how to call them and read what they return; transformers and peft are never imported
@@ -339,6 +359,11 @@ def _per_token(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return flat[counts], targets[counts]
 
 
+def _token_loss(rows: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy. A batch in which no token counts has loss 0, where torch gives NaN."""
+    return cross_entropy(rows, targets, reduction=reduction) if len(targets) else rows.sum()
+
+
 TASKS = {
     task.name: task
     for task in (
@@ -365,7 +390,7 @@ TASKS = {
             name="regression",
             arrange=_one_number,
         ),
-        Task(cross_entropy, {"accuracy": _right_class}, "accuracy", name="tokens", arrange=_per_token),
+        Task(_token_loss, {"accuracy": _right_class}, "accuracy", name="tokens", arrange=_per_token),
         HuggingFaceTask(name="huggingface"),
     )
 }

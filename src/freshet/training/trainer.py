@@ -6,6 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.core.method import LocalRule, Memory
@@ -15,7 +16,7 @@ from freshet.errors import ConfigError
 from freshet.training.batches import FederatedData
 from freshet.training.device_eval import DeviceEvaluation, DeviceScores, evaluate_devices
 from freshet.training.fast import accelerate
-from freshet.training.network import Factory, FlatModel, initial_module
+from freshet.training.network import Factory, FlatModel, enable_checkpointing, initial_module, with_autocast
 from freshet.training.optimisers import make_optimiser
 from freshet.training.options import TrainingOptions
 from freshet.training.outgoing import UNCHANGED, Outgoing, choose_attackers
@@ -51,14 +52,17 @@ class Trainer:
         task: Task | None = None,
         outgoing: Outgoing = UNCHANGED,
         loop: TrainingLoop | None = None,
+        place: int | None = None,
     ) -> None:
         self.task = TASKS[options.task] if task is None else task
         device = pick_device(options.device)
+        check_precision(options.precision, device)
+        if place is not None:
+            deal_gpu(device, place)
         #: The user's own training loop, if there is one.
         self.loop = loop
         self._build, self._device = partial(initial_module, factory, seed), device
-        module = self._build()
-        self.flat = FlatModel(accelerate(module) if options.fast and loop is None else module, device)
+        self.flat = FlatModel(self._prepare(self._build(), options), device)
         self.data, self.options, self.seed = data.to(device), options, seed
         self.optimiser = make_optimiser(options)
         #: Processes a trained model before it is sent.
@@ -68,6 +72,16 @@ class Trainer:
         self.classes = 1 + int(data.train.y.max()) if self.attackers and data.train.y.numel() else 0
         #: The trip that uses the module now.
         self.trip: LocalTrip | None = None
+
+    def _prepare(self, module: nn.Module, options: TrainingOptions) -> nn.Module:
+        """The module as the settings want it. The user's own loop gets it as it is."""
+        if self.loop is not None:
+            return module
+        if options.gradient_checkpointing:
+            enable_checkpointing(module)
+        if options.precision == "bf16":
+            return with_autocast(module, self._device)  # compiled layers compute in float32 only
+        return accelerate(module) if options.fast else module
 
     def train(self, work: TripInput) -> TripOutcome:
         """Run a whole trip: train to each slot, merge the fresh model if there is one, finish."""
@@ -122,6 +136,21 @@ def pick_device(name: str) -> str:
     return name
 
 
+def deal_gpu(device: str, place: int) -> None:
+    """Deal workers over the machine's GPUs: worker k of this machine uses ``cuda:(k mod number)``.
+
+    It becomes the process's current one, which ``cuda`` then means everywhere.
+    """
+    if device == "cuda" and torch.cuda.device_count() > 1:
+        torch.cuda.set_device(place % torch.cuda.device_count())
+
+
+def check_precision(precision: str, device: str) -> None:
+    """Raise one sentence if a GPU has no bfloat16."""
+    if precision == "bf16" and device == "cuda" and not torch.cuda.is_bf16_supported():
+        raise ConfigError("training.precision", "this GPU cannot compute in bfloat16; use float32")
+
+
 @dataclass(frozen=True)
 class Setup:
     """The part of a federation that does not change. Every worker builds it once."""
@@ -137,5 +166,6 @@ class Setup:
     #: The user's own training loop. None selects the built-in one.
     loop: TrainingLoop | None = None
 
-    def trainer(self) -> Trainer:
-        return Trainer(self.factory, self.data, self.training, self.seed, self.task, self.outgoing, self.loop)
+    def trainer(self, place: int | None = None) -> Trainer:
+        """A trainer; ``place`` is the number of the worker that builds it, if there are several."""
+        return Trainer(self.factory, self.data, self.training, self.seed, self.task, self.outgoing, self.loop, place)

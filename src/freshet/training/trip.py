@@ -26,9 +26,10 @@ from freshet.core.method import OWN_PARTS, LocalRule, Memory, TaskLoss
 from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector, is_finite, mix
 from freshet.errors import ConfigError, RunError
-from freshet.training.batches import Batch, Indices
+from freshet.training.batches import Batch, Indices, batch_length, split_batch
 from freshet.training.network import tensor_view
 from freshet.training.outgoing import poison_batch
+from freshet.training.task import CountingLoss
 
 if TYPE_CHECKING:
     from freshet.training.trainer import Trainer
@@ -88,7 +89,8 @@ class LocalTrip:
         seconds: float | None = None,
     ) -> None:
         self._trainer, self.rule, self.options = trainer, rule, trainer.options
-        self.task: TaskLoss = trainer.task
+        self._counting = CountingLoss(trainer.task) if self.options.micro_batch_size else None
+        self.task: TaskLoss = self._counting or trainer.task
         self.flat = flat = trainer.flat_for_trip()
         self.model, self.layout, self.learnable = flat.module, flat.layout, flat.layout.learnable
         self.weights, self.gradient = flat.weights, flat.gradient
@@ -247,6 +249,10 @@ class LocalTrip:
             set_random_state(outside)
 
     def _explain(self, error: ValueError) -> ConfigError | None:
+        if str(error).startswith(_TORCH_MESSAGE) and self.options.micro_batch_size:
+            problem = "leaves a part of one sample, but BatchNorm needs two or more"
+            remedy = 'choose another, or take a norm without batch statistics (model.norm = "group")'
+            return ConfigError("training.micro_batch_size", f"{self.options.micro_batch_size} {problem}; {remedy}")
         sizes = (len(shard) - _held_out_count(shard, self.rule) for shard in self._trainer.data.shards)
         return explain_batch_of_one(error, self.assignment.device, len(self._shard), self.options.batch_size, sizes)
 
@@ -255,15 +261,60 @@ class LocalTrip:
     def _train_epoch(self) -> None:
         """Train on all samples in a new random order, or on this epoch's share of ``training.steps`` batches."""
         self.epoch += 1
-        data, rule = self._trainer.data.train, self.rule
+        data = self._trainer.data.train
         batches = self._batches_of_share() if self.options.steps else self._batches_of_epoch()
         for index in batches:
-            x, y = self._as_trained_on(data.take(index, self._augment))
-            loss = rule.loss(self, x, y)
+            loss = self._train_on(*self._as_trained_on(data.take(index, self._augment)))
             if self.epoch == 1 and LOSS_DECAY in self.assignment.instruction:
                 self._average_loss(loss.item())
-            self._step(loss)
         self.steps += len(batches)
+
+    def _train_on(self, x: Batch, y: Batch) -> Tensor:
+        """Take one step on a batch. Returns its loss. Plain SGD is one call."""
+        if self._counting is None and self._is_plain_step():
+            loss = self.rule.loss(self, x, y)
+            gradients = self.flat.gradients_of(loss)
+            with torch.no_grad():
+                torch._foreach_add_(self.flat.parameters, gradients, alpha=-self.assignment.lr)
+            return loss
+        loss = self._collect(self._rule_loss, x, y)
+        self._step()
+        return loss
+
+    def _rule_loss(self, x: Batch, y: Batch) -> Tensor:
+        return self.rule.loss(self, x, y)
+
+    def _collect(self, loss_of: Callable[[Batch, Batch], Tensor], x: Batch, y: Batch) -> Tensor:
+        """Write the gradient of a batch's loss into the gradient vector. Returns the loss.
+
+        With micro-batches whose means are over n_k samples or tokens, both are ``sum_k n_k a_k / sum_k n_k``.
+        """
+        if self._counting is None:
+            loss = loss_of(x, y)
+            self.flat.collect(loss)
+            return loss
+        self.flat.clear_gradient()
+        total, summed = 0, torch.zeros((), device=self.weights.device)
+        for part in split_batch(x, y, self.options.micro_batch_size):
+            loss, count = self._counted_loss(loss_of, *part)
+            if count:  # the mean over nothing is not a number
+                self.flat.add_gradient(loss, count)
+                total, summed = total + count, summed + loss.detach() * count
+        self.flat.divide_gradient(max(1, total))
+        return summed / max(1, total)
+
+    def _counted_loss(self, loss_of: Callable[[Batch, Batch], Tensor], x: Batch, y: Batch) -> tuple[Tensor, int]:
+        """The loss of a part, and what its mean is over: samples, if the rule does not ask the task."""
+        assert self._counting is not None
+        self._counting.count = None
+        loss, count = loss_of(x, y), self._counting.count
+        return loss, batch_length(y) if count is None else count
+
+    def _is_plain_step(self) -> bool:
+        """Whether a step is ``w <- w - lr g`` for all parameters, and nothing else."""
+        moves, options = self.rule.moves(self), self.options
+        extras = self.rule.adjusts_gradient or options.weight_decay or options.clip
+        return self._trainer.optimiser.plain and all(moves) and not extras
 
     def _average_loss(self, loss: float) -> None:
         """Update the reported loss, which starts with the first mini-batch's."""
@@ -285,16 +336,10 @@ class LocalTrip:
             self._order = rest if len(rest) else None
         return batches
 
-    def _step(self, loss: Tensor) -> None:
-        """Apply the rule's terms, clipping, weight decay and the optimiser to flat vectors. Plain SGD is one call."""
+    def _step(self) -> None:
+        """Apply the rule's terms, clipping, weight decay and the optimiser to flat vectors."""
         optimiser, decay, lr = self._trainer.optimiser, self.options.weight_decay, self.assignment.lr
         moves = self.rule.moves(self)
-        if optimiser.plain and all(moves) and not (self.rule.adjusts_gradient or decay or self.options.clip):
-            gradients = self.flat.gradients_of(loss)
-            with torch.no_grad():
-                torch._foreach_add_(self.flat.parameters, gradients, alpha=-lr)
-            return
-        self.flat.collect(loss)
         with torch.no_grad():
             w, g, coupled = self.flat.learnable, self.gradient, decay and optimiser.couples_decay
             if coupled and self.rule.decay_first:
@@ -366,27 +411,34 @@ class LocalTrip:
         """One more pass over the device's samples, with the gradient of each mini-batch's loss in ``gradient``."""
         self._order = None  # under ``training.steps`` the trip may have ended within a pass
         for index in self._batches_of_epoch():
-            x, y = self._as_trained_on(self._trainer.data.train.take(index, self._augment))
-            self.flat.collect(self.task.batch_loss(self.model, x, y))
+            self._collect(self._task_loss, *self._as_trained_on(self._trainer.data.train.take(index, self._augment)))
             yield
+
+    def _task_loss(self, x: Batch, y: Batch) -> Tensor:
+        return self.task.batch_loss(self.model, x, y)
 
     def loss_at(self, x: Batch, y: Batch) -> float:
         """The plain loss of the current model. BatchNorm statistics stay the same."""
-        with torch.no_grad():
-            return self._plain_loss(x, y).item()
+        with torch.no_grad(), self._evaluating():
+            if self._counting is None:
+                return self._task_loss(x, y).item()
+            parts = split_batch(x, y, self.options.micro_batch_size)
+            losses = [(float(loss), count) for loss, count in (self._counted_loss(self._task_loss, *p) for p in parts)]
+            return sum(loss * count for loss, count in losses if count) / max(1, sum(count for _, count in losses))
 
     def gradient_at(self, x: Batch, y: Batch) -> tuple[float, Vector]:
         """The plain loss of the current model and its gradient."""
-        loss = self._plain_loss(x, y)
-        self.flat.collect(loss)
+        with self._evaluating():
+            loss = self._collect(self._task_loss, x, y)
         gradient: Vector = self.gradient.cpu().numpy().copy()
         return loss.item(), gradient
 
-    def _plain_loss(self, x: Batch, y: Batch) -> Tensor:
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode, in which BatchNorm statistics stay the same and dropout is off."""
         self.model.eval()
-        loss = self.task.batch_loss(self.model, x, y)
+        yield
         self.model.train()
-        return loss
 
     def frozen_features(self, weights: Vector) -> Callable[[Batch], Tensor]:
         """``features`` of another model of the same shape, in evaluation mode and without gradient.
