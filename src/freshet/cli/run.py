@@ -68,8 +68,8 @@ def run(
     Example: freshet run -m fedasmu --until 10m --seed 1 -s fleet.ratio=20 -s training.lr=0.1
     """
     with quick_imports():
-        from freshet.cli.screen import LiveProgress
         from freshet.config import load_tables, override, resolve, seconds, with_method
+        from freshet.display import LiveProgress
         from freshet.experiments.grid import with_length
         from freshet.federation import Federation
         from freshet.paper.cells import cell_settings, find_cell
@@ -94,11 +94,11 @@ def run(
     federation = Federation.from_config(resolved)
     console = Console(stderr=True)
     if quiet:
-        result = federation.run(out=out, observers=watching)
+        result = federation.run(out=out, observers=watching, progress=False)
     else:
         with LiveProgress(console) as progress:
             progress.begin(resolved.method_name, resolved.run.until, resolved.run.rounds)
-            result = federation.run(out=out, observers=[progress, *watching])
+            result = federation.run(out=out, observers=[progress, *watching], progress=False)
     _finish(result, quiet)
 
 
@@ -137,8 +137,8 @@ def resume(
     Example: freshet resume runs/mine --until 20m
     """
     with quick_imports():
-        from freshet.cli.screen import LiveProgress
         from freshet.config import resolve, seconds, with_added_settings
+        from freshet.display import LiveProgress
         from freshet.federation import Federation
 
     run = RunDirectory(directory)
@@ -153,12 +153,17 @@ def resume(
     federation = Federation.from_config(config)
     end = None if until is None else seconds(until)
     if quiet:
-        result = federation.resume(directory, until=end, rounds=rounds, accept_changes=accept_changes)
+        result = federation.resume(directory, until=end, rounds=rounds, accept_changes=accept_changes, progress=False)
     else:
         with LiveProgress(Console(stderr=True)) as progress:
             progress.begin(config.method_name, end or config.run.until, rounds or config.run.rounds)
             result = federation.resume(
-                directory, until=end, rounds=rounds, observers=[progress], accept_changes=accept_changes
+                directory,
+                until=end,
+                rounds=rounds,
+                observers=[progress],
+                accept_changes=accept_changes,
+                progress=False,
             )
     _finish(result, quiet)
 
@@ -240,9 +245,10 @@ def demo(
     """Compare four methods on the built-in handwritten digits: a table and a picture in about a minute."""
     from contextlib import closing
 
-    from freshet.cli.screen import LiveProgress, summary_table, wide_console
+    from freshet.cli.screen import summary_table, wide_console
     from freshet.compute.processes import WorkerPool
     from freshet.config import resolve, seconds
+    from freshet.display import LiveProgress
     from freshet.federation import Federation
     from freshet.report.figures import accuracy_figure
     from freshet.runs.audit import audit
@@ -255,7 +261,8 @@ def demo(
         for method in DEMO_METHODS:
             config = resolve({"method": {"name": method}, "run": {"seed": seed, "until": seconds(until)}})
             progress.begin(method, config.run.until)
-            results.append(Federation.from_config(config).run(out=out / method, observers=[progress], pool=pool))
+            federation, own = Federation.from_config(config), [progress]
+            results.append(federation.run(out=out / method, observers=own, pool=pool, progress=False))
             if results[-1].summary["status"] == "interrupted":
                 break
     screen = wide_console()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freshet.config import Config
+from freshet.display import number, table_html
 from freshet.errors import ConfigError, RunError
 from freshet.experiments import results
 from freshet.experiments.compare import GridObserver, run_grid, to_do
@@ -43,7 +44,7 @@ _log = logging.getLogger(__name__)
 Make = Callable[[Any, int], Federation]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The result of ``compare``; ``freshet report`` reads the same folder."""
 
@@ -53,6 +54,21 @@ class Comparison:
     #: False after Ctrl-C; the same call continues.
     complete: bool
     _jobs: Sequence[Job]
+
+    def __repr__(self) -> str:
+        count = len(self.lines)
+        said = f"best {self.best}" if self.complete else "not complete: the same call continues"
+        return f"Comparison({count} {'method' if count == 1 else 'methods'}, {said}, in {self.folder})"
+
+    def _repr_html_(self) -> str:
+        several = len(self.document["worlds"]) > 1
+        rows = [
+            [_line_name(line["name"], world["name"]) if several else line["name"], *_line_facts(line)]
+            for world in self.document["worlds"]
+            for line in world["lines"]
+        ]
+        metric = self.document["worlds"][0]["metric"]
+        return table_html(repr(self), ["method", "runs", f"final {metric}", "range", "time to target (s)"], rows)
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -65,9 +81,11 @@ class Comparison:
 
         With a grid, the index is the combination (``world``) and the method.
         """
-        import pandas as pd
+        from freshet.tables import Table
 
-        table = pd.DataFrame(results.rows(self.document))
+        return self._indexed(Table(results.rows(self.document)))
+
+    def _indexed(self, table: "pd.DataFrame") -> "pd.DataFrame":
         return table.set_index(["world", "method"] if len(self.document["worlds"]) > 1 else "method")
 
     @property
@@ -106,12 +124,22 @@ class Comparison:
         return found
 
 
-@dataclass(frozen=True)
+def _line_facts(line: Mapping[str, Any]) -> list[str]:
+    """Runs, median and range of the final metric, and median time to the target."""
+    final, time = line["accuracy"], line["time_raw"]["median"]
+    spread = "–" if final["low"] is None else f"{number(final['low'])} to {number(final['high'])}"
+    return [f"{line['finished']}/{line['all']}", number(final["median"]), spread, "–" if time is None else f"{time:g}"]
+
+
+@dataclass(frozen=True, repr=False)
 class Tuning:
     """The result of ``tune``: the content of tuning.json."""
 
     folder: Path
     record: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Tuning({self.record['method']}: score {self.score:.3f}, best {self.best}, in {self.folder})"
 
     @property
     def best(self) -> dict[str, Any]:
@@ -126,9 +154,9 @@ class Tuning:
     @property
     def table(self) -> "pd.DataFrame":
         """One row per trial: its state, score and values."""
-        import pandas as pd
+        from freshet.tables import Table
 
-        return pd.DataFrame([{"state": t["state"], "score": t["value"], **t["values"]} for t in self.record["trials"]])
+        return Table([{"state": t["state"], "score": t["value"], **t["values"]} for t in self.record["trials"]])
 
 
 def compare(
