@@ -20,7 +20,7 @@ from freshet.compute.pool import Pool, PoolExecutor
 from freshet.config import CUSTOM, SECTIONS, Config, check_section, resolve, with_added_settings
 from freshet.core.method import SYNONYMS, Method
 from freshet.core.saving import Tree
-from freshet.core.vectors import load_kernels
+from freshet.core.vectors import load_kernels, tell_nobody_of_compiling
 from freshet.data.adapters import is_table
 from freshet.data.dataset import DataSet, own_data
 from freshet.data.samples import Collate
@@ -381,8 +381,11 @@ class Federation:
                 device_evaluations=EvaluationSchedule.from_options(config.run.evaluate_devices, config.run.personalise),
                 own_parts=bool(config.model.local),
             )
-            with closing(simulation):
-                yield OpenRun(simulation, coordinator.server, writer)
+            try:
+                with closing(simulation):
+                    yield OpenRun(simulation, coordinator.server, writer)
+            finally:
+                tell_nobody_of_compiling()
 
 
 def _open_executor(assembly: Assembly, pool: Pool[Any] | None) -> Executor:

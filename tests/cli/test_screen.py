@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from freshet.cli import screen
+from freshet import display
 from freshet.cli.screen import accuracy_table, reading_notes, size, split_to_fit
 from freshet.display import LiveProgress, clock, number
 from freshet.paper.cells import CELLS
@@ -54,7 +54,7 @@ class Clock:
 @pytest.fixture
 def timer(monkeypatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(screen, "time", found)
+    monkeypatch.setattr(display, "time", found)
     return found
 
 

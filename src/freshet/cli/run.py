@@ -280,3 +280,18 @@ def demo(
     screen.print(
         f"see the full report in a browser: {own_command()} report {out} --open", soft_wrap=True, highlight=False
     )
+
+
+def warmup() -> None:
+    """Compile all loops now and keep them on disk, for example when a container image is built.
+
+    Without it, each run compiles the loops that it needs and does not find.
+    """
+    import time
+
+    with quick_imports():
+        from freshet.compute.host import compile_kernels
+
+    start = time.monotonic()
+    count = compile_kernels()
+    typer.echo(f"{count} loops are ready ({time.monotonic() - start:.0f} s)")
