@@ -12,8 +12,16 @@ from rich.console import Console
 from torch import nn
 
 from freshet import Federation, Observer, compare, load
-from freshet.display import LiveProgress, NotebookBar, facts_html, in_notebook, progress_bar, table_html
-from freshet.tables import MAX_ROWS, Table
+from freshet.display import (
+    MAX_ROWS,
+    LiveProgress,
+    NotebookBar,
+    facts_html,
+    in_notebook,
+    progress_bar,
+    table_html,
+    whole_table,
+)
 
 RUN = {"per_round": 2, "period": 4.0, "in_flight": 2, "executor": "serial", "eval_every": 1.0}
 
@@ -68,7 +76,7 @@ def test_a_frame_is_a_data_frame(result):
     frame = result.frame()
     assert type(frame[frame.time > 10]) is pd.DataFrame
     pd.testing.assert_frame_equal(pd.DataFrame(pickle.loads(pickle.dumps(frame))), pd.DataFrame(frame))
-    assert len(repr(Table({"a": range(MAX_ROWS + 1)})).splitlines()) < 100, "a long table is shortened"
+    assert len(repr(whole_table({"a": range(MAX_ROWS + 1)})).splitlines()) < 100, "a long table is shortened"
 
 
 def test_texts_are_escaped_in_a_notebook():

@@ -4,10 +4,11 @@ import html
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,6 +18,9 @@ from rich.text import Text
 from freshet.files import printable
 from freshet.runs.records import metric_of
 from freshet.runs.writer import Observer
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: The expected duration is measured after this many uploads, over at least this share of the run and this many seconds.
 #: Before that, workers start and loops are compiled.
@@ -223,3 +227,38 @@ def table_html(title: str, headings: Sequence[str], rows: Sequence[Sequence[Any]
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     caption = f"<b>{html.escape(title)}</b>"
     return f"<div>{caption}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+# ---- tables
+
+#: Longer tables are printed as pandas prints them, with dots in the middle.
+MAX_ROWS = 1_000
+
+
+def whole_table(rows: Any) -> "pd.DataFrame":
+    """A DataFrame that prints all its rows and columns, where pandas leaves some out. What is cut from it is plain."""
+    return _table_class()(rows)
+
+
+@cache
+def _table_class() -> "type[pd.DataFrame]":
+    """The class of such tables. pandas is only loaded when there is one."""
+    import pandas as pd
+
+    class Table(pd.DataFrame):
+        @property
+        def _constructor(self) -> Callable[..., pd.DataFrame]:
+            return pd.DataFrame
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return pd.DataFrame, (pd.DataFrame(self),)
+
+        def __repr__(self) -> str:
+            return str(self.to_string()) if len(self) <= MAX_ROWS else str(pd.DataFrame(self))
+
+        def _repr_html_(self) -> Any:
+            rows = None if len(self) <= MAX_ROWS else 60
+            with pd.option_context("display.max_columns", None, "display.max_rows", rows):
+                return pd.DataFrame(self)._repr_html_()  # type: ignore[operator]
+
+    return Table

@@ -14,7 +14,7 @@ from torch import nn
 from freshet.assembly import built_in
 from freshet.config import CUSTOM, resolve
 from freshet.core.vectors import Vector
-from freshet.display import facts_html, number
+from freshet.display import facts_html, number, whole_table
 from freshet.errors import ConfigError, RunError
 from freshet.runs.reader import RunDirectory
 from freshet.runs.records import ACCURACY, Metric, metric_of
@@ -94,10 +94,8 @@ class Result:
 
     def frame(self) -> "pd.DataFrame":
         """All metrics as a pandas DataFrame, one row per test of the model: time, metric and loss first."""
-        from freshet.tables import Table
-
         first = [name for name in ("time", self.metric.name, "loss") if self.rows and name in self.rows[0]]
-        return Table([{name: row.get(name) for name in first} | row for row in self.rows])
+        return whole_table([{name: row.get(name) for name in first} | row for row in self.rows])
 
     def time_to(self, target: float) -> float | None:
         """First tested time at which the metric is as good as this, or None."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from freshet.cli.util import make_writable, quick_imports, unused_name
+from freshet.cli.util import Executor, make_writable, quick_imports, unused_name
 from freshet.errors import ConfigError, RunError
 from freshet.runs.reader import RunDirectory
 
@@ -44,9 +44,7 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", "-s", help="Override one setting: section.key=value. Repeatable.")
     ] = None,
-    executor: Annotated[
-        str | None, typer.Option("--executor", help="Where training runs: auto, serial, processes or ray (same bits).")
-    ] = None,
+    executor: Annotated[Executor | None, typer.Option("--executor", help="Where training runs (same bits).")] = None,
     workers: Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes (0: one per core).")] = None,
     address: Annotated[str | None, typer.Option("--address", help="Ray cluster to use, host:port.")] = None,
     track: Annotated[
@@ -116,9 +114,7 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="New number of rounds, for a run that ends by rounds.")
     ] = None,
-    executor: Annotated[
-        str | None, typer.Option("--executor", help="Where training runs: auto, serial, processes or ray (same bits).")
-    ] = None,
+    executor: Annotated[Executor | None, typer.Option("--executor", help="Where training runs (same bits).")] = None,
     workers: Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes (0: one per core).")] = None,
     address: Annotated[str | None, typer.Option("--address", help="Ray cluster to use, host:port.")] = None,
     method: Annotated[

@@ -33,7 +33,7 @@ class CompiledLoop:
             for called in (scope.get(name) for name in self.loop.__code__.co_names):
                 if isinstance(called, CompiledLoop):
                     called.machine_code()
-            with _announced():
+            with _with_listener():
                 self._machine_code = self._compile()
             if scope.get(self.loop.__name__) is self:
                 scope[self.loop.__name__] = self._machine_code
@@ -92,7 +92,7 @@ def tell_of_compiling(say: Callable[[str], None] | None) -> None:
 
 
 @contextmanager
-def _announced() -> Iterator[None]:
+def _with_listener() -> Iterator[None]:
     if not _listeners:
         yield
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freshet.config import Config
-from freshet.display import number, table_html
+from freshet.display import number, table_html, whole_table
 from freshet.errors import ConfigError, RunError
 from freshet.experiments import results
 from freshet.experiments.compare import GridObserver, run_grid, to_do
@@ -81,12 +81,8 @@ class Comparison:
 
         With a grid, the index is the combination (``world``) and the method.
         """
-        from freshet.tables import Table
-
-        return self._indexed(Table(results.rows(self.document)))
-
-    def _indexed(self, table: "pd.DataFrame") -> "pd.DataFrame":
-        return table.set_index(["world", "method"] if len(self.document["worlds"]) > 1 else "method")
+        table = whole_table(results.rows(self.document))
+        return whole_table(table.set_index(["world", "method"] if len(self.document["worlds"]) > 1 else "method"))
 
     @property
     def best(self) -> str | None:
@@ -154,9 +150,7 @@ class Tuning:
     @property
     def table(self) -> "pd.DataFrame":
         """One row per trial: its state, score and values."""
-        from freshet.tables import Table
-
-        return Table([{"state": t["state"], "score": t["value"], **t["values"]} for t in self.record["trials"]])
+        return whole_table([{"state": t["state"], "score": t["value"], **t["values"]} for t in self.record["trials"]])
 
 
 def compare(

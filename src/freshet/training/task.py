@@ -431,18 +431,18 @@ def _check_model_output(task: HuggingFaceTask, output: Any, y: Batch, classes: i
 
 
 def _check_custom(task: Task, output: Any, y: Batch) -> None:
-    with _explained():
+    with _in_one_sentence():
         loss = task.mean_loss(output, y)
     if not isinstance(loss, Tensor) or loss.ndim != 0:
         found = f"{tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         remedy = "; return its mean" if isinstance(loss, Tensor) else ""
         raise ConfigError("task.loss", f"must return one number (a tensor of shape ()), not {found}{remedy}")
-    with _explained():
+    with _in_one_sentence():
         task.score([(output, y)])
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _in_one_sentence() -> Iterator[None]:
     """Tell in one sentence what a user's loss or metric raises."""
     try:
         yield
