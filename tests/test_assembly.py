@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from freshet import ConfigError, DataError, Federation, Fleet, FleetOptions
+from freshet import ConfigError, DataError, Federation, Fleet, FleetOptions, Observer, Task
 from freshet.assembly import Assembly, Overrides
 from freshet.cli.app import app
 from freshet.config import resolve
@@ -293,3 +293,50 @@ def test_network_that_is_not_finite_from_the_start_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"the parameter linear\.bias is not finite"):
         federation(persistent=False, spoil=True)
     federation(persistent=False)
+
+
+class Listener(Observer):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def on_message(self, message: str) -> None:
+        self.messages.append(message)
+
+
+def notices(**given) -> tuple[str, ...]:
+    values = {"model": net, "train": toy(), "test": toy(1), "devices": 2, "method": "fedavg"}
+    return Federation(**(values | given)).assembly.notices
+
+
+def test_shards_that_overlap_are_told():
+    count = len(toy()[1])
+    apart = [np.arange(10), np.arange(10, count)]
+    assert notices(shards=apart) == ()
+    assert notices(shards=[np.arange(10), np.arange(7, count)]) == (
+        f"the shards overlap: 3 of {count} training samples occur more than once, and every occurrence counts as a "
+        "sample",
+    )
+    assert notices(data={"partition": lambda y, devices, rng: [[0, 1, 1], [2, 3]]})[0].startswith(
+        "the shards overlap: one training sample occurs more than once"
+    )
+
+
+@pytest.mark.parametrize("task", [None, Task(torch.nn.functional.cross_entropy), Task(nn.CrossEntropyLoss())])
+def test_a_softmax_before_cross_entropy_is_told(task):
+    (notice,) = notices(model=lambda: nn.Sequential(net(), nn.Softmax(1)), task=task)
+    assert "add up to 1" in notice and "leave the softmax out" in notice
+    assert notices(model=lambda: nn.Sequential(net(), nn.LogSoftmax(1)), task=task) == ()  # changes nothing
+    assert notices(task=task) == ()
+
+
+def test_a_float64_model_is_told():
+    assert notices(model=lambda: net().double()) == (
+        "the model has float64 parameters (weight); it trains and travels in float32",
+    )
+
+
+def test_a_run_tells_its_notices(tmp_path):
+    heard = Listener()
+    made = Federation(lambda: net().double(), toy(), toy(1), devices=2, method="fedavg", run={"executor": "serial"})
+    made.run(2, out=tmp_path / "a", observers=[heard])
+    assert any("float64" in message for message in heard.messages)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from freshet.experiments.api import compare, tune
     from freshet.federation import Federation
     from freshet.flower.device import Device
+    from freshet.methods._shared.rounds import RoundMethod, RoundUpload
     from freshet.result import Result, load
     from freshet.runs.reader import RunDirectory
     from freshet.runs.writer import Observer
@@ -55,6 +56,8 @@ __all__ = [
     "Range",
     "Reject",
     "Result",
+    "RoundMethod",
+    "RoundUpload",
     "RunDirectory",
     "RunError",
     "Server",
@@ -90,6 +93,8 @@ _HOMES = {
     "Range": "freshet.core.about",
     "Reject": "freshet.core.method",
     "Result": "freshet.result",
+    "RoundMethod": "freshet.methods._shared.rounds",
+    "RoundUpload": "freshet.methods._shared.rounds",
     "RunDirectory": "freshet.runs.reader",
     "Server": "freshet.core.server",
     "Task": "freshet.training.task",

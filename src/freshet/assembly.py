@@ -30,7 +30,7 @@ from freshet.core.scheduling import SELECTIONS, Choice, Selection
 from freshet.core.server import ActiveTrip, Server
 from freshet.core.streams import stream
 from freshet.core.vectors import Vector, combine
-from freshet.data.adapters import LazyRows, evenly_spaced
+from freshet.data.adapters import LazyRows, differs_when_read_again, evenly_spaced, own_draws
 from freshet.data.dataset import DataSet, Rows
 from freshet.data.partition import label_counts, partition
 from freshet.data.samples import Records
@@ -44,6 +44,7 @@ from freshet.data.shards import (
     device_count,
     is_partitioner,
     natural_tests,
+    overlap_notices,
     without_held_out,
 )
 from freshet.data.sources import load
@@ -68,6 +69,7 @@ from freshet.training.network import (
     in_training_precision,
     initial_module,
     layout_of,
+    precision_notices,
     with_own_parts,
     with_start_weights,
 )
@@ -75,7 +77,7 @@ from freshet.training.optimisers import CustomSchedule, make_optimiser, make_sch
 from freshet.training.options import TrainingOptions
 from freshet.training.outgoing import Outgoing
 from freshet.training.own_loop import TrainingLoop, check_loop
-from freshet.training.task import TASKS, Task, check_output, check_targets
+from freshet.training.task import TASKS, Task, check_output, check_targets, output_notices
 from freshet.training.trainer import Setup, Trainer, TripInput
 
 #: What each hash covers, in words for messages.
@@ -150,9 +152,8 @@ def _rows_content(x: Rows) -> Iterable[Any]:
         return
     yield [list(x.shape), x.dtype.str]
     some = evenly_spaced(len(x), SAMPLED)
-    seen = x.read(some)
-    if np.array_equal(seen, x.read(some)):
-        yield seen
+    if not differs_when_read_again(lambda: x.read(some).tobytes()):
+        yield x.read(some)
 
 
 def model_digest(module: nn.Module) -> str:
@@ -244,6 +245,8 @@ class InitialModel:
     frozen: FrozenTensors = field(repr=False)
     #: A hash of every number that the module starts with.
     digest: str = ""
+    #: What the user should know about it.
+    notices: tuple[str, ...] = ()
 
 
 #: Parts that all runs of one federation share.
@@ -391,19 +394,20 @@ class Assembly:
     def initial(self) -> InitialModel:
         """The network at the start. It takes the data, its outputs suit the task, and it suits the method."""
         module = initial_module(self.factory, self.config.run.seed)
-        digest = model_digest(module)
+        digest, notices = model_digest(module), precision_notices(module)
         flat = FlatModel(module)
         weights = flat.dump()
         _check_finite(flat.layout, weights)
-        self._check_module(module, flat.layout)
-        return InitialModel(flat.layout, weights, FrozenTensors.of(module), digest)
+        notices += self._check_module(module, flat.layout)
+        return InitialModel(flat.layout, weights, FrozenTensors.of(module), digest, tuple(notices))
 
     def check_network(self) -> None:
         """Build the network and check it, for a device: the weights come from the server."""
         module = initial_module(self.factory, self.config.run.seed)
         self._check_module(module, layout_of(module))
 
-    def _check_module(self, module: nn.Module, layout: Layout) -> None:
+    def _check_module(self, module: nn.Module, layout: Layout) -> list[str]:
+        """Raise one sentence if the module does not suit the run; return what the user should know about it."""
         rule = self.config.method_class.rule(self.config.method)
         rule.check(module)
         if rule.needs_own_parts and not self.config.model.local:
@@ -414,7 +418,7 @@ class Assembly:
             enable_checkpointing(module)
         if isinstance(self.dataset.x_train, Records):
             self._check_records(rule)
-        _check_outputs(module, self.dataset, self.task)
+        return _check_outputs(module, self.dataset, self.task)
 
     def _check_records(self, rule: LocalRule) -> None:
         """What needs one input tensor per sample cannot use samples of another form."""
@@ -548,6 +552,13 @@ class Assembly:
         return Coordinator(self.server, self.config.trigger(), run.rounds, run.end == math.inf, run.round_deadline)
 
     @property
+    def notices(self) -> tuple[str, ...]:
+        """What the user should know about data and model before the run."""
+        given = self.overrides.shards is not None or self.overrides.partition is not None
+        overlaps = overlap_notices(self.shards, len(self.dataset.y_train)) if given else []
+        return (*overlaps, *self.initial.notices)
+
+    @property
     def plan(self) -> RunPlan:
         """What the run is to do, whatever drives it."""
         config, run = self.config, self.config.run
@@ -569,6 +580,7 @@ class Assembly:
             rotate_bytes=rotation_bytes(run.rotate_log),
             accountant=Accountant(config.privacy) if config.privacy.on else None,
             software=software(config.method_class, config.method_class.rule(config.method)),
+            notices=self.notices,
         )
 
     def setup(self, data: FederatedData | None = None, *, secret: bool = False) -> Setup:
@@ -664,9 +676,9 @@ def _check_finite(layout: Layout, weights: Vector) -> None:
         raise ConfigError("model", f"{problem}; register it with persistent=False, so that it does not travel")
 
 
-def _check_outputs(module: nn.Module, dataset: DataSet, task: Task) -> None:
-    """Raise one sentence unless the network takes the samples and its outputs suit the task."""
-    with torch.random.fork_rng(devices=[]):  # a user's collate may draw
+def _check_outputs(module: nn.Module, dataset: DataSet, task: Task) -> list[str]:
+    """Raise one sentence unless the network takes the samples and its outputs suit the task. Return notices."""
+    with own_draws():  # a user's Dataset or collate may draw
         x, y = next(Samples.of(dataset, test=True).chunks(2))
     try:
         with torch.no_grad():
@@ -675,6 +687,7 @@ def _check_outputs(module: nn.Module, dataset: DataSet, task: Task) -> None:
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError("model", f"cannot take {_describe_inputs(x, dataset)}: {problem}") from None
     check_output(task, output, y, dataset.classes)
+    return output_notices(task, output, y)
 
 
 def _check_needs_no_classes(config: Config) -> None:

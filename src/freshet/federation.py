@@ -20,11 +20,12 @@ from freshet.compute.pool import Pool, PoolExecutor
 from freshet.config import CUSTOM, SECTIONS, Config, check_section, resolve, with_added_settings
 from freshet.core.method import SYNONYMS, Method
 from freshet.core.saving import Tree
-from freshet.core.vectors import load_kernels
+from freshet.core.vectors import load_kernels, tell_nobody_of_compiling
 from freshet.data.adapters import is_table
 from freshet.data.dataset import DataSet, own_data
 from freshet.data.samples import Collate
 from freshet.data.shards import is_given, is_partitioner, unwrap_loaders
+from freshet.display import facts_html, progress_bar
 from freshet.errors import ConfigError, DataError, RunError
 from freshet.result import Result
 from freshet.runs import checkpoint
@@ -143,6 +144,23 @@ class Federation:
             tables["run"]["seed"] = seed
         self.assembly = Assembly(resolve(tables), overrides).check()
 
+    def __repr__(self) -> str:
+        config, parameters = self.config, self.assembly.layout.learnable
+        network = f"{config.model.name} of {parameters:,} parameters"
+        return f"Federation({config.method_name} on {config.data.name}: {config.fleet.devices:,} devices, {network})"
+
+    def _repr_html_(self) -> str:
+        config, data = self.config, self.dataset
+        sizes = [len(shard) for shard in self.shards]
+        facts = {
+            "data": f"{config.data.name}: {len(data.y_train):,} training and {len(data.y_test):,} test samples",
+            "devices": f"{len(sizes):,}, with {min(sizes):,} to {max(sizes):,} samples ({config.data.partition})",
+            "network": f"{config.model.name}, {self.assembly.layout.learnable:,} parameters that train",
+            "task": f"{config.training.task}, judged by {self.assembly.metric.name}",
+            "seed": config.run.seed,
+        }
+        return facts_html(f"Federation with {config.method_name}", facts)
+
     @classmethod
     def from_config(cls, config: Config, overrides: Overrides | None = None) -> "Federation":
         """A federation of the parts that a configuration names, or of those that override them."""
@@ -204,14 +222,22 @@ class Federation:
         out: str | Path | None = None,
         observers: Sequence[Observer] = (),
         pool: Pool[Any] | None = None,
+        progress: bool = True,
     ) -> Result:
         """Run in virtual time up to ``until`` (600 or "10m") or for ``run.rounds`` rounds; write a run directory.
 
-        Runs can share worker processes through ``pool``. Without it a run starts its own.
+        Runs can share worker processes through ``pool``. Without it a run starts its own. A terminal or notebook shows
+        a progress bar; ``progress=False`` turns it off.
         """
         config, observers = self.config, check_observers(observers)
         if until is not None:
             config = config.with_run(until=_as_seconds(until))
+        with progress_bar(config.method_name, config.run.until, config.run.rounds, progress) as bar:
+            return self._run(config, out, [*bar, *observers], pool)
+
+    def _run(
+        self, config: Config, out: str | Path | None, observers: Sequence[Observer], pool: Pool[Any] | None
+    ) -> Result:
         _ = self.fingerprint  # once, for all runs of this federation
         assembly = self.assembly.begin(config)
         config = assembly.config
@@ -257,6 +283,7 @@ class Federation:
         observers: Sequence[Observer] = (),
         pool: Pool[Any] | None = None,
         accept_changes: bool = False,
+        progress: bool = True,
     ) -> Result:
         """Resume an interrupted, killed or stopped run from its last checkpoint: the same result, bit for bit.
 
@@ -267,8 +294,10 @@ class Federation:
         run = RunDirectory(directory)
         if run.is_deployed():
             raise RunError(f"{directory} is the run of a deployment; resume it with: {run.resume_command()}")
-        with RunLock(Path(directory)) as lock:
-            return self._resume(directory, lock, until, rounds, observers, pool, accept_changes)
+        run_until = self.config.run.until if until is None else self.config.with_run(until=_as_seconds(until)).run.until
+        bar = progress_bar(self.config.method_name, run_until, rounds or self.config.run.rounds, progress)
+        with RunLock(Path(directory)) as lock, bar as shown:
+            return self._resume(directory, lock, until, rounds, [*shown, *observers], pool, accept_changes)
 
     def _resume(
         self,
@@ -368,8 +397,11 @@ class Federation:
                     config.attack, config.run.seed, config.fleet.devices, assembly.layout.learnable
                 ),
             )
-            with closing(simulation):
-                yield OpenRun(simulation, coordinator.server, writer)
+            try:
+                with closing(simulation):
+                    yield OpenRun(simulation, coordinator.server, writer)
+            finally:
+                tell_nobody_of_compiling()
 
 
 def _open_executor(assembly: Assembly, pool: Pool[Any] | None) -> Executor:

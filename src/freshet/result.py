@@ -14,6 +14,7 @@ from torch import nn
 from freshet.assembly import built_in
 from freshet.config import CUSTOM, resolve
 from freshet.core.vectors import Vector
+from freshet.display import facts_html, number, whole_table
 from freshet.errors import ConfigError, RunError
 from freshet.runs.reader import RunDirectory
 from freshet.runs.records import ACCURACY, Metric, metric_of
@@ -48,8 +49,18 @@ class Result:
         self._rebuilt = rebuilt
 
     def __repr__(self) -> str:
-        facts = "method", f"final_{self.metric.name}", "virtual_time", "status"
-        return f"Result({', '.join(f'{fact}={self.summary[fact]}' for fact in facts)}, directory={self.directory})"
+        name, value, seconds = self.metric.name, self.summary[f"final_{self.metric.name}"], self.summary["virtual_time"]
+        reached = f"{name} {number(value)} after {seconds:g} s"
+        return f"Result({self.summary['method']}: {reached}, {self.summary['status']}, in {self.directory})"
+
+    def _repr_html_(self) -> str:
+        summary, name = self.summary, self.metric.name
+        facts = {f"final {name}": number(summary[f"final_{name}"]), f"best {name}": number(summary[f"best_{name}"])}
+        if summary["target"] is not None:
+            reached = summary["time_to_target"]
+            facts[f"time to {summary['target']:g}"] = "not reached" if reached is None else f"{reached:g} s"
+        facts |= {"end": f"{summary['virtual_time']:g} s ({summary['status']})", "uploads": f"{summary['uploads']:,}"}
+        return facts_html(str(summary["method"]), facts | {"directory": str(self.directory)})
 
     @property
     def time(self) -> Floats:
@@ -82,10 +93,9 @@ class Result:
         return np.array([np.nan if row[name] is None else row[name] for row in self.rows], dtype=np.float64)
 
     def frame(self) -> "pd.DataFrame":
-        """All metrics as a pandas DataFrame, one row per test of the model."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows)
+        """All metrics as a pandas DataFrame, one row per test of the model: time, metric and loss first."""
+        first = [name for name in ("time", self.metric.name, "loss") if self.rows and name in self.rows[0]]
+        return whole_table([{name: row.get(name) for name in first} | row for row in self.rows])
 
     def time_to(self, target: float) -> float | None:
         """First tested time at which the metric is as good as this, or None."""

@@ -1,6 +1,7 @@
 """The command: help, version, exit codes, and one sentence for every mistake."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -215,3 +216,17 @@ def test_output_in_a_small_encoding_is_not_a_traceback(finished, tmp_path, encod
     environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, env=environment, timeout=240, check=False)
     assert done.returncode == 0 and b"Traceback" not in done.stderr and b"fedasmu" in done.stdout
+
+
+def test_options_show_their_choices(command):
+    for name in ("run", "resume", "compare"):
+        assert "auto|serial|processes|ray" in command(name, "--help").out.replace("\n", ""), name
+    refused = command("run", "-m", "fedavg", "--executor", "threads")
+    assert refused.code == 2 and "'auto', 'serial', 'processes', 'ray'" in refused.err
+
+
+def test_warmup_compiles_every_loop(tmp_path):
+    line = [sys.executable, "-m", "freshet", "warmup"]
+    done = subprocess.run(line, env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True)
+    assert re.fullmatch(r"22 loops are ready \(\d+ s\)\n", done.stdout), done.stderr
+    assert len(list(tmp_path.rglob("*.nbc"))) == 22

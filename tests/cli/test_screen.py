@@ -7,16 +7,9 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from freshet.cli import screen
-from freshet.cli.screen import (
-    LiveProgress,
-    accuracy_table,
-    clock,
-    number,
-    reading_notes,
-    size,
-    split_to_fit,
-)
+from freshet import display
+from freshet.cli.screen import accuracy_table, reading_notes, size, split_to_fit
+from freshet.display import LiveProgress, clock, number
 from freshet.paper.cells import CELLS
 from freshet.report.columns import DEVICES
 from tests.report.helpers import line as line_of
@@ -61,7 +54,7 @@ class Clock:
 @pytest.fixture
 def timer(monkeypatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(screen, "time", found)
+    monkeypatch.setattr(display, "time", found)
     return found
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from freshet import Federation, Result
 from freshet.report.closeup import (
+    _with_still_axis,
     bands,
     chooser_shares,
     closeup,
@@ -170,6 +171,7 @@ def test_a_closeup_of_an_empty_run_is_empty(written: Write) -> None:
     place = written("a", accuracy=[], status=None)
     (place / "world.json").unlink()
     found = closeup(read(place))
+    assert found.pop("clock") == "virtual time"
     assert found == {key: [] if key == "controls" else None for key in found}
 
 
@@ -220,3 +222,24 @@ def test_without_the_fleet_there_are_bands_only(written: Write) -> None:
 def test_damaged_lists_count_as_missing(accuracy: Any, written: Write) -> None:
     run = read(written("a", events=[sounded(0.0, accuracy), sounded(1.0, [0.5, True])], **FLEET))
     assert [test.plain for test in device_accuracies(run)] == [[0.5, None]]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([5.0, 5.001, 4.9995], "hardly moves: 4.9995 to 5.001"),
+        ([5.0, 5.0, 5.0], "always 5"),
+        ([0.0, 0.0, 0.0], "always 0"),
+        ([5.0, 5.02, 5.0], None),
+        ([0.0, 1e-9, 0.0], None),
+    ],
+)
+def test_a_control_that_hardly_moves_says_so(values: list[float], said: str | None) -> None:
+    layout = _with_still_axis({"yaxis": {"nticks": 5}}, min(values), max(values))
+    if said is None:
+        assert layout == {"yaxis": {"nticks": 5}}
+        return
+    low, high = layout["yaxis"]["range"]
+    assert layout["annotations"][0]["text"] == said
+    assert low < min(values) <= max(values) < high
+    assert high - low > 50 * (max(values) - min(values)), "the values do not fill the axis"

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from freshet.errors import ConfigError
+from freshet.cli.report import watch
+from freshet.errors import ConfigError, RunError
 from freshet.report import live, loopback
 
 from .conftest import Write
@@ -108,3 +110,24 @@ def test_ctrl_c_stops_cleanly(written: Write) -> None:
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=120)
     assert (child.returncode, out.strip(), err) == (0, "stopped watching", "")
+
+
+def test_watching_begins_when_the_run_does(written: Write, tmp_path: Path) -> None:
+    program = "import sys; from pathlib import Path; from freshet.cli.report import watch; watch(Path(sys.argv[1]))"
+    later = tmp_path / "later"
+    command = [sys.executable, "-c", program, str(later)]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == f"waiting for a run in {later} (Ctrl-C to stop)\n"
+        shutil.copytree(written("a"), later)
+        assert f"watching {later} at http://127.0.0.1:" in child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=120)
+    assert (child.returncode, out.strip(), err) == (0, "stopped watching", "")
+
+
+def test_a_folder_that_holds_something_else_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no run")
+    with pytest.raises(RunError):
+        watch(tmp_path)

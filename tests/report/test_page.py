@@ -1,8 +1,12 @@
 """The page as a file: self-contained, and safe whatever a run directory contains."""
 
+import base64
+import gzip
+import hashlib
 import json
 import re
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,10 @@ import pytest
 
 from freshet import Result
 from freshet.errors import ConfigError, RunError
-from freshet.report.page import document, embed_json, render, report
+from freshet.report.columns import by_result
+from freshet.report.page import SCRIPTS, document, embed_json, render, report
 from freshet.report.reading import read, read_all
+from freshet.runs.records import Metric
 
 from .conftest import Write
 from .helpers import EVIL, line, results, world
@@ -46,16 +52,23 @@ def test_the_file_is_complete(finished: Callable[[str], Result], tmp_path: Path)
     page = path.read_text()
     shell = re.sub(r"<script>.*?</script>", "", page, flags=re.S)
     assert not re.search(r"https?://|src=|@import|url\(", shell.replace("http://www.w3.org/2000/svg", ""))
-    assert page.count("plotly.js v") == 1
+    packed = re.search(r'<script type="text/plain" id="plotly">(.*?)</script>', page)
+    assert packed is not None
+    library = gzip.decompress(base64.b64decode(packed[1])).decode()
+    assert "plotly.js (cartesian - minified) v" in library[:100]
+    assert base64.b64encode(hashlib.sha256(library.encode()).digest()).decode() in page, "its hash is in the policy"
     assert "default-src 'none'" in page
-    assert path.stat().st_size < 8_000_000
+    assert path.stat().st_size < 1_500_000
 
 
 def test_the_content_of_the_page(finished: Callable[[str], Result]) -> None:
     runs = read_all(finished(method).directory for method in ("fedasmu", "fedavg"))
     data = document(runs)
     [world] = data["worlds"]
-    assert [line["label"] for line in world["lines"]] == ["fedasmu", "fedavg"]
+    assert [group["label"] for group in world["groups"]] == ["fedasmu", "fedavg"]
+    assert {line["label"] for line in world["lines"]} == {"fedasmu", "fedavg"}
+    finals = [line["accuracy"]["median"] for line in world["lines"]]
+    assert finals == sorted(finals, reverse=True)
     assert set(world["accuracy"]) == set(world["loss"]) == {"time", "rounds", "bytes", "wall"}
     assert [item["timeline"]["devices"] for item in data["closeups"]] == [8, 8]
     assert data["closeups"][0]["partition"] is not None
@@ -159,5 +172,69 @@ def test_bars_keep_their_groups_colour_and_show_dashes(written: Write) -> None:
     reached = [written(f"c{seed}", method="c", seed=seed, accuracy=[0.1, 0.9 - seed / 5]) for seed in (0, 1)]
     figure = document(read_all([crashed, never, *reached]))["worlds"][0]["time_to_target"]
     raw = figure["data"][0]
-    assert (raw["x"], raw["marker"]["color"]) == ([None, None], ["@c1/100", "@c2/100"])
-    assert [note["text"] for note in figure["layout"]["annotations"]] == ["— not reached", "— reached by 1 of 2 seeds"]
+    assert (raw["x"], raw["marker"]["color"]) == ([None, None], ["@c2/100", "@c1/100"])
+    assert [note["text"] for note in figure["layout"]["annotations"]] == ["— reached by 1 of 2 seeds", "— not reached"]
+
+
+def test_the_page_without_data_is_small() -> None:
+    assert len(render(None)) < 850_000
+
+
+def test_tables_begin_with_the_best_result(written: Write) -> None:
+    values = {"a": 0.5, "b": 0.9, "c": 0.7}
+    places = [written(name, method=name, accuracy=[0.1, value]) for name, value in values.items()]
+    begun = written("d", method="d", accuracy=[], status=None)
+    [world] = document(read_all([begun, *places]))["worlds"]
+    assert [line["label"] for line in world["lines"]] == ["b", "c", "a", "d"]
+    assert [world["groups"][line["group"]]["label"] for line in world["lines"]] == ["b", "c", "a", "d"]
+    assert world["time_to_target"]["layout"]["yaxis"]["ticktext"] == ["b", "c", "a"]
+
+
+def test_a_table_of_losses_begins_with_the_least() -> None:
+    lines = [{"value": value} for value in (2.0, None, 1.0)]
+    ordered = by_result(lines, lambda line: line["value"], Metric("loss", "min"))
+    assert [line["value"] for line in ordered] == [1.0, 2.0, None]
+
+
+def test_only_simulated_time_is_virtual(written: Write) -> None:
+    simulated, real = written("a", accuracy=[0.1, 0.9]), written("b", accuracy=[0.1, 0.9])
+    summary = json.loads((real / "summary.json").read_text()) | {"real_time": True}
+    (real / "summary.json").write_text(json.dumps(summary))
+    virtual, timed = (document([read(place)]) for place in (simulated, real))
+    assert "virtual time (s)" in json.dumps(virtual)
+    assert "virtual" not in json.dumps(timed)
+    assert [data["worlds"][0]["clock"] for data in (virtual, timed)] == ["virtual time", "time"]
+    assert virtual["worlds"][0]["accuracy"]["time"]["layout"]["xaxis"]["title"]["text"] == "virtual time (s)"
+    assert timed["worlds"][0]["accuracy"]["time"]["layout"]["xaxis"]["title"]["text"] == "time (s)"
+    assert timed["worlds"][0]["time_to_target"]["layout"]["xaxis"]["title"]["text"] == "time to the target (s)"
+    assert document(read_all([simulated, real]))["subject"]["clock"] == "time"
+
+
+def test_no_script_of_the_page_says_virtual_on_its_own() -> None:
+    for name in SCRIPTS:
+        for words in (files("freshet.report") / "assets" / name).read_text().splitlines():
+            assert "irtual" not in words or "world.clock ===" in words, (name, words)
+
+
+def test_staleness_has_a_legend_if_there_are_several_methods(finished: Callable[[str], Result]) -> None:
+    runs = [read(finished(method).directory) for method in ("fedasmu", "fedasync")]
+    alone, both = (document(each)["worlds"][0]["staleness"] for each in (runs[:1], runs))
+    assert (alone["layout"]["showlegend"], both["layout"]["showlegend"]) == (False, True)
+    assert {trace["name"] for trace in both["data"]} == {"fedasmu", "fedasync"}
+
+
+def test_the_reference_of_a_sweep_is_its_first(written: Write, tmp_path: Path) -> None:
+    """The folders of a grid are named by hashes; the results tell the order in which it was given."""
+    keys = {"ff00": 0.5, "0a11": 0.1, "c222": 0.9}
+    for key, lr in keys.items():
+        for seed in (1, 2):
+            written(f"{key}{seed}", method="fedavg", training={"lr": lr}, seed=seed)
+    lines = [{"runs": [{"key": f"{key}{seed}"} for seed in (1, 2)]} for key in keys]
+    file = tmp_path / "sweep.json"
+    file.write_text(json.dumps({"worlds": [{"lines": lines}]}))
+    page = report(sorted(tmp_path.glob("[0-9a-f]*[12]")), tmp_path / "r.html", results=[file])
+    [world] = data_of(page.read_text())["worlds"]
+    assert [group["label"] for group in world["groups"]] == [f"fedavg (lr={lr})" for lr in keys.values()]
+    found = {line["label"]: line.get("against", {}).get("reference") for line in world["lines"]}
+    first = "fedavg (lr=0.5)"
+    assert found == {first: None, "fedavg (lr=0.1)": first, "fedavg (lr=0.9)": first}

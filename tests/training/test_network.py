@@ -189,3 +189,38 @@ def test_start_weights_leave_a_shared_base_alone(tmp_path):
     save_file({"base.weight": torch.zeros(10, 64)}, tmp_path / "w.safetensors")
     federation = Federation(model, devices=4).with_settings({"model.start": str(tmp_path / "w.safetensors")})
     assert not federation.factory().base.weight.any() and torch.equal(model.base.weight, before)
+
+
+class WithNorms(nn.Module):
+    """A frozen and a trained BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed, self.free, self.head = nn.BatchNorm1d(6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+        for parameter in self.fixed.parameters():
+            parameter.requires_grad = False
+        self.fixed.running_mean.fill_(0.25)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.free(self.fixed(x)))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedasmu"])
+def test_running_statistics_of_a_frozen_norm_do_not_move(tmp_path, method):
+    rng = np.random.default_rng(0)
+    samples = rng.standard_normal((60, 6)).astype(np.float32) + 3.0, rng.integers(0, 3, 60)
+    run = {"per_round": 3, "period": 4.0, "in_flight": 4, "executor": "serial"}
+    given = {"devices": 4, "run": run, "fleet": {"fastest": 2.0}, "training": {"batch_size": 5}}
+    module = Federation(WithNorms, samples, samples, method=method, **given).run(12, out=tmp_path / "a").module()
+    assert torch.equal(module.fixed.running_mean, torch.full((6,), 0.25))
+    assert torch.equal(module.fixed.running_var, torch.ones(6))
+    assert int(module.fixed.num_batches_tracked) == 0
+    assert float(module.free.running_mean.abs().sum()) > 1.0
+    assert int(module.free.num_batches_tracked) > 0
+
+
+def test_a_frozen_norm_uses_its_statistics_in_training():
+    flat = FlatModel(WithNorms())
+    flat.train_mode()
+    assert flat.module.free.training and flat.module.head.training
+    assert not flat.module.fixed.training

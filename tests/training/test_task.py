@@ -270,3 +270,35 @@ def test_a_model_is_called_with_the_parts_of_a_batch(x, called):
             return (*parts, *named)
 
     assert call(Model(), x) == called
+
+
+@pytest.mark.parametrize(
+    ("loss", "metrics", "sentence"),
+    [
+        (lambda out, y: (out - y).abs(), {}, r"task\.loss: must return one number .* not \(2, 1\); return its mean"),
+        (lambda out, y: 1.0, {}, r"task\.loss: must return one number .* not a float"),
+        (
+            lambda out, y: ((out - y) ** 2).mean(),
+            {"both": lambda out, y: torch.ones(3)},
+            r"task\.metrics: 'both' returns an array of shape \(3,\) for all test samples; return one number",
+        ),
+        (
+            lambda out, y: ((out - y) ** 2).mean(),
+            {"text": lambda out, y: "good"},
+            r"task\.metrics: 'text' returns str for all test samples",
+        ),
+    ],
+)
+def test_a_loss_or_metric_that_gives_a_vector_is_one_sentence(loss, metrics, sentence):
+    x = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
+    data = x, x.sum(1, keepdims=True)
+    with pytest.raises(ConfigError, match=sentence):
+        Federation(lambda: nn.Linear(4, 1), data, data, devices=2, task=Task(loss, metrics))
+
+
+def test_a_metric_that_gives_a_vector_for_the_whole_test_set_is_one_sentence():
+    """One value per class can pass for one per sample in a batch of as many."""
+    task = Task(lambda out, y: ((out - y) ** 2).mean(), {"per_class": lambda out, y: torch.ones(2)})
+    batches = [(torch.zeros(5, 1), torch.zeros(5, 1))]
+    with pytest.raises(ConfigError, match=r"'per_class' returns an array of shape \(2,\)"):
+        task.score(batches)

@@ -54,7 +54,13 @@ def _root(
 
 #: The commands by what a user wants to do, in the order of the help.
 GROUPS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
-    "Run": {"demo": run.demo, "run": run.run, "resume": run.resume, "pretrain": run.pretrain},
+    "Run": {
+        "demo": run.demo,
+        "run": run.run,
+        "resume": run.resume,
+        "pretrain": run.pretrain,
+        "warmup": run.warmup,
+    },
     "Look": {
         "show": inspect.show,
         "report": report.report,

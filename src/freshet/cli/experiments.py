@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from freshet.cli.util import make_writable
+from freshet.cli.util import Executor, make_writable
 from freshet.errors import ConfigError
 
 Cell = Annotated[str | None, typer.Option("--cell", help="One of the paper's cells, see [b]freshet cells[/b].")]
@@ -21,7 +21,7 @@ Settings = Annotated[
     typer.Option("--set", "-s", help="section.key=value for all, METHOD.key=value for one. Repeatable."),
 ]
 Seeds = Annotated[str, typer.Option("--seeds", help="How many seeds (0, 1, ...), or which: 4,7.")]
-ExecutorName = Annotated[str | None, typer.Option("--executor", help="auto, serial, processes or ray (same bits).")]
+ExecutorName = Annotated[Executor | None, typer.Option("--executor", help="Where training runs (same bits).")]
 WorkerCount = Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes (0: one per core).")]
 Reference = Annotated[
     str | None,

@@ -13,8 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from freshet.cli.screen import clock, number, print_results, wide_console
+from freshet.cli.screen import print_results, wide_console
 from freshet.cli.util import make_writable
+from freshet.display import clock, number
 from freshet.experiments import results
 from freshet.experiments.compare import GridObserver, run_grid, to_do
 from freshet.experiments.grid import Job, seconds_left

@@ -240,8 +240,8 @@ def _print_results(console: Console, run: RunDirectory) -> None:
 
 def _print_unfinished(console: Console, run: RunDirectory, config: dict[str, Any]) -> None:
     """Print what is known about a run without a summary. An incomplete last line is left out."""
-    from freshet.cli.screen import number
     from freshet.cli.util import reading_bar
+    from freshet.display import number
     from freshet.report.reading import read
     from freshet.runs.records import number as figure
 
@@ -282,7 +282,8 @@ def _duration(summary: dict[str, Any]) -> str:
 
 
 def _summary_facts(summary: dict[str, Any]) -> dict[str, str]:
-    from freshet.cli.screen import number, size
+    from freshet.cli.screen import size
+    from freshet.display import number
 
     return {
         "status": str(summary["status"]),

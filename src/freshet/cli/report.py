@@ -1,5 +1,6 @@
 """``freshet report``, ``watch``, ``metrics`` and ``export``: present runs to people and to other programs."""
 
+import time
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
@@ -50,9 +51,21 @@ def watch(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1 (0: a free one).")] = 0,
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """Show the report of a run in a browser on this machine while it goes. Ctrl-C stops watching, not the run."""
-    from freshet.report.live import WatchServer
+    """Show the report of a run in a browser on this machine while it goes. Ctrl-C stops watching, not the run.
 
+    A run that has not begun is waited for.
+    """
+    from freshet.report.live import WatchServer
+    from freshet.runs.reader import is_run
+
+    try:
+        if not is_run(directory) and (not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))):
+            typer.echo(f"waiting for a run in {directory} (Ctrl-C to stop)")
+            while not is_run(directory):
+                time.sleep(0.3)
+    except KeyboardInterrupt:
+        typer.echo("stopped watching")
+        return
     with WatchServer(directory, port) as server:
         try:
             typer.echo(f"watching {directory} at {server.url} (Ctrl-C to stop)")

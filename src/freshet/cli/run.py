@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from freshet.cli.util import make_writable, quick_imports, unused_name
+from freshet.cli.util import Executor, make_writable, quick_imports, unused_name
 from freshet.errors import ConfigError, RunError
 from freshet.runs.reader import RunDirectory
 
@@ -44,9 +44,7 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", "-s", help="Override one setting: section.key=value. Repeatable.")
     ] = None,
-    executor: Annotated[
-        str | None, typer.Option("--executor", help="Where training runs: auto, serial, processes or ray (same bits).")
-    ] = None,
+    executor: Annotated[Executor | None, typer.Option("--executor", help="Where training runs (same bits).")] = None,
     workers: Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes (0: one per core).")] = None,
     address: Annotated[str | None, typer.Option("--address", help="Ray cluster to use, host:port.")] = None,
     track: Annotated[
@@ -68,8 +66,8 @@ def run(
     Example: freshet run -m fedasmu --until 10m --seed 1 -s fleet.ratio=20 -s training.lr=0.1
     """
     with quick_imports():
-        from freshet.cli.screen import LiveProgress
         from freshet.config import load_tables, override, resolve, seconds, with_method
+        from freshet.display import LiveProgress
         from freshet.experiments.grid import with_length
         from freshet.federation import Federation
         from freshet.paper.cells import cell_settings, find_cell
@@ -94,11 +92,11 @@ def run(
     federation = Federation.from_config(resolved)
     console = Console(stderr=True)
     if quiet:
-        result = federation.run(out=out, observers=watching)
+        result = federation.run(out=out, observers=watching, progress=False)
     else:
         with LiveProgress(console) as progress:
             progress.begin(resolved.method_name, resolved.run.until, resolved.run.rounds)
-            result = federation.run(out=out, observers=[progress, *watching])
+            result = federation.run(out=out, observers=[progress, *watching], progress=False)
     _finish(result, quiet)
 
 
@@ -116,9 +114,7 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="New number of rounds, for a run that ends by rounds.")
     ] = None,
-    executor: Annotated[
-        str | None, typer.Option("--executor", help="Where training runs: auto, serial, processes or ray (same bits).")
-    ] = None,
+    executor: Annotated[Executor | None, typer.Option("--executor", help="Where training runs (same bits).")] = None,
     workers: Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes (0: one per core).")] = None,
     address: Annotated[str | None, typer.Option("--address", help="Ray cluster to use, host:port.")] = None,
     method: Annotated[
@@ -137,8 +133,8 @@ def resume(
     Example: freshet resume runs/mine --until 20m
     """
     with quick_imports():
-        from freshet.cli.screen import LiveProgress
         from freshet.config import resolve, seconds, with_added_settings
+        from freshet.display import LiveProgress
         from freshet.federation import Federation
 
     run = RunDirectory(directory)
@@ -153,12 +149,17 @@ def resume(
     federation = Federation.from_config(config)
     end = None if until is None else seconds(until)
     if quiet:
-        result = federation.resume(directory, until=end, rounds=rounds, accept_changes=accept_changes)
+        result = federation.resume(directory, until=end, rounds=rounds, accept_changes=accept_changes, progress=False)
     else:
         with LiveProgress(Console(stderr=True)) as progress:
             progress.begin(config.method_name, end or config.run.until, rounds or config.run.rounds)
             result = federation.resume(
-                directory, until=end, rounds=rounds, observers=[progress], accept_changes=accept_changes
+                directory,
+                until=end,
+                rounds=rounds,
+                observers=[progress],
+                accept_changes=accept_changes,
+                progress=False,
             )
     _finish(result, quiet)
 
@@ -240,9 +241,10 @@ def demo(
     """Compare four methods on the built-in handwritten digits: a table and a picture in about a minute."""
     from contextlib import closing
 
-    from freshet.cli.screen import LiveProgress, summary_table, wide_console
+    from freshet.cli.screen import summary_table, wide_console
     from freshet.compute.processes import WorkerPool
     from freshet.config import resolve, seconds
+    from freshet.display import LiveProgress
     from freshet.federation import Federation
     from freshet.report.figures import accuracy_figure
     from freshet.runs.audit import audit
@@ -255,7 +257,8 @@ def demo(
         for method in DEMO_METHODS:
             config = resolve({"method": {"name": method}, "run": {"seed": seed, "until": seconds(until)}})
             progress.begin(method, config.run.until)
-            results.append(Federation.from_config(config).run(out=out / method, observers=[progress], pool=pool))
+            federation, own = Federation.from_config(config), [progress]
+            results.append(federation.run(out=out / method, observers=own, pool=pool, progress=False))
             if results[-1].summary["status"] == "interrupted":
                 break
     screen = wide_console()
@@ -273,3 +276,18 @@ def demo(
     screen.print(
         f"see the full report in a browser: {own_command()} report {out} --open", soft_wrap=True, highlight=False
     )
+
+
+def warmup() -> None:
+    """Compile all loops now and keep them on disk, for example when a container image is built.
+
+    Without it, each run compiles the loops that it needs and does not find.
+    """
+    import time
+
+    with quick_imports():
+        from freshet.compute.host import compile_kernels
+
+    start = time.monotonic()
+    count = compile_kernels()
+    typer.echo(f"{count} loops are ready ({time.monotonic() - start:.0f} s)")

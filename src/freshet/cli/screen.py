@@ -1,144 +1,27 @@
-"""Runs in a terminal: a live progress line, a summary table, and the tables of a grid with notes on reading them."""
+"""Runs in a terminal: a summary table, and the tables of a grid with notes on reading them."""
 
-import math
 import os
-import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from freshet.display import number
 from freshet.files import printable
 from freshet.methods import builtin_about
 from freshet.report.columns import DEVICES, choose_columns, column_for, overhead, without_times
 from freshet.report.columns import Column as ResultColumn
 from freshet.report.groups import Ratio, describe_divergence
 from freshet.runs.records import metric_of
-from freshet.runs.writer import Observer
 
-#: The expected duration is measured after this many uploads, over at least this share of the run and this many seconds.
-#: Before that, workers start and loops are compiled.
-WARMUP_UPLOADS, WARMUP_SHARE, WARMUP_SECONDS = 3, 0.01, 1.0
-#: Shorter runs do not announce their expected duration.
-MIN_ANNOUNCED_SECONDS = 20.0
 #: Columns of a screen that fits every table.
 WIDEST_SCREEN = 10_000
 #: Fewest columns for names beside numbers.
 MIN_NAME_COLUMNS = 12
-
-
-class LiveProgress(Observer):
-    """A bar over virtual time or rounds, whichever ends the run, with the latest accuracy and the expected real time.
-
-    Until the first event, while workers start and loops are compiled, the bar only pulses. On a pipe it prints only
-    messages, among them the expected duration.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self.bar = Progress(
-            TextColumn("[bold]{task.description:<11}"),
-            BarColumn(bar_width=28),
-            TextColumn("{task.fields[now]:>7} s{task.fields[rounds]}"),
-            TextColumn("{task.fields[metric]} [bold]{task.fields[value]}"),
-            TextColumn("[dim]uploads {task.fields[uploads]}"),
-            TimeElapsedColumn(),
-            TextColumn("[cyan]{task.fields[expected]}"),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task: TaskID | None = None
-        self._end, self._rounds, self._share = math.inf, 0, 0.0
-        self._began: tuple[float, float] | None = None
-        self._start, self._uploads, self._announced = 0.0, 0, False
-
-    def __enter__(self) -> Self:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def begin(self, label: str, until: float, rounds: int = 0) -> None:
-        """Start the bar of a run that ends at ``until`` or after ``rounds`` (0: no limit), whichever comes first."""
-        self._end, self._rounds, self._share = until or math.inf, rounds, 0.0
-        self._start, self._began, self._uploads, self._announced = time.monotonic(), None, 0, False
-        self._task = self.bar.add_task(
-            label,
-            total=None,
-            now="0",
-            rounds=self._of_rounds(0),
-            metric="accuracy",
-            value="  –  ",
-            uploads=0,
-            expected="",
-        )
-
-    def _of_rounds(self, done: int) -> str:
-        return f"  round {done}/{self._rounds}" if self._rounds else ""
-
-    def _move(self, share: float, **shown: Any) -> None:
-        """Move the bar to the larger share of time and rounds. It never moves back."""
-        if self._task is None:
-            return
-        self._share = min(1.0, max(self._share, share))
-        if self._began is None and self._uploads >= WARMUP_UPLOADS:
-            self._began = (time.monotonic(), self._share)
-        length = self.expected_seconds()
-        if length is not None:
-            shown["expected"] = f"of about {clock(length)}"
-            self._announce(length)
-        self.bar.update(self._task, total=1.0, completed=self._share, **shown)
-
-    def expected_seconds(self) -> float | None:
-        """Return the expected real seconds from start to end at the measured pace, or None if it is too early."""
-        if self._began is None:
-            return None
-        began, share = self._began
-        spent, done = time.monotonic() - began, self._share - share
-        if not self._uploads or done < WARMUP_SHARE or spent < WARMUP_SECONDS:
-            return None
-        return (began - self._start) + spent / done * (1.0 - share)
-
-    def _announce(self, length: float) -> None:
-        """Print the expected duration of a long run once, on a pipe, where there is no bar."""
-        if not self._announced and self.bar.disable and length >= MIN_ANNOUNCED_SECONDS:
-            self.on_message(
-                f"expected to take about {clock(length)} in total, at the pace of the first {self._share:.0%}"
-            )
-        self._announced = True
-
-    def on_progress(self, time: float) -> None:
-        self._move(time / self._end, now=f"{time:.0f}")
-
-    def on_event(self, event: dict[str, Any]) -> None:
-        self._uploads += event.get("kind") == "upload"
-
-    def on_metrics(self, row: dict[str, Any]) -> None:
-        share = row["rounds"] / self._rounds if self._rounds else 0.0
-        metric = metric_of(row)
-        shown = {"metric": metric.name, "value": number(metric.of(row)), "uploads": row["uploads"]}
-        self._move(share, rounds=self._of_rounds(row["rounds"]), **shown)
-
-    def on_message(self, message: str) -> None:
-        self.bar.console.print(f"[yellow]{escape(printable(message))}", highlight=False, soft_wrap=True)
-
-    def on_end(self, summary: dict[str, Any]) -> None:
-        share = 1.0 if summary["status"] == "finished" else 0.0
-        self._uploads = 0  # no more estimates
-        shown = {"now": f"{summary['virtual_time']:.0f}", "rounds": self._of_rounds(summary["rounds"]), "expected": ""}
-        self._move(share, **shown)
-
-
-def clock(seconds: float) -> str:
-    """Format seconds as 1:05 or 2:00:00."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def size(count: float) -> str:
@@ -148,11 +31,6 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """Format a number; a dash stands for None."""
-    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def name_with_marks(name: str) -> str:

@@ -7,12 +7,16 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from freshet.errors import ConfigError, RunError
 from freshet.runs.segments import LIVE, size
+
+#: The choices of ``--executor``.
+Executor = Literal["auto", "serial", "processes", "ray"]
 
 
 def make_writable(folder: Path) -> Path:

@@ -13,13 +13,16 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import torch
 
 from freshet.errors import FreshetError, RunError
 from freshet.training.trainer import Setup, Trainer
+
+if TYPE_CHECKING:
+    from freshet.core.compiling import CompiledLoop
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
@@ -48,10 +51,25 @@ def preload_modules() -> None:
     """Load modules and cached kernels. A kernel that is not cached is compiled by the first worker that needs it."""
     for name in MODULES:
         import_module(name)
+    loops = [loop for name in KERNEL_MODULES for loop in _loops(name)]
     with forbid_compiling():
-        for name in KERNEL_MODULES:
+        for loop in loops:
             with suppress(KernelNotCached):
-                import_module(name)
+                loop.machine_code()
+
+
+def _loops(name: str) -> "list[CompiledLoop]":
+    from freshet.core.compiling import loops_of
+
+    return loops_of(import_module(name))
+
+
+def compile_kernels() -> int:
+    """Compile all loops and cache them on disk, or load those that are there. Returns their number."""
+    loops = [loop for name in (*KERNEL_MODULES, "freshet.methods.asmu.step_kernels") for loop in _loops(name)]
+    for loop in loops:
+        loop.machine_code()
+    return len(loops)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ are loaded when the first vector is touched, since loading takes a moment.
 """
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
@@ -25,11 +26,19 @@ def _kernels() -> ModuleType:
 
 
 def load_kernels(say: Callable[[str], None]) -> None:
-    """Load the compiled loops now. If they must be compiled first, say so."""
-    from freshet.core.compiling import announce_compiling
+    """Get the loops ready: each is loaded or compiled when it is first called. Compiling takes a while; ``say`` so."""
+    from freshet.core.compiling import tell_of_compiling
 
-    with announce_compiling(say):
-        _kernels()
+    tell_of_compiling(say)
+    _kernels()
+
+
+def tell_nobody_of_compiling() -> None:
+    """End what ``load_kernels`` began: the run that wanted to know is over."""
+    if "freshet.core.compiling" in sys.modules:
+        from freshet.core.compiling import tell_of_compiling
+
+        tell_of_compiling(None)
 
 
 def combine(terms: Sequence[tuple[float, Vector]], out: Vector | None = None) -> Vector:

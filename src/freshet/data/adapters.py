@@ -5,7 +5,10 @@ Nothing here imports the libraries that the data come from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,12 +21,49 @@ Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 #: Rows of a table or Dataset to read at a time.
 CHUNK_ROWS = 1000
+#: Samples that are read twice to find out whether a Dataset draws anew each time.
+READ_TWICE = 32
 #: Names of a column of labels.
 LABEL_NAMES = ("label", "labels", "y", "target", "targets")
 
 #: The end of a sentence about a table with several columns, or about samples of several shapes.
 _WHOLE = ', or give task="huggingface" if a Hugging Face model takes them all'
 _PAD = '; all must have the same shape, or give collate="pad" or a function'
+
+
+@contextmanager
+def own_draws(seed: int | None = None) -> Iterator[None]:
+    """Keep what the block draws apart: restore the global generators of Python, numpy and torch after it.
+
+    With a seed, the block does not depend on their state either.
+    """
+    python, numpy, torch = random.getstate(), np.random.get_state(), sys.modules.get("torch")
+    drawn = None if torch is None else torch.get_rng_state()
+    if seed is not None:
+        seed_generators(seed)
+        if torch is not None:
+            torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        if torch is not None:
+            torch.set_rng_state(drawn)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of Python and numpy, from which a user's transforms may draw."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def differs_when_read_again(read: Callable[[], Any]) -> bool:
+    """Whether ``read`` draws random numbers: it gives something else under another seed."""
+    with own_draws(1):
+        first = read()
+    with own_draws(2):
+        return bool(first != read())
 
 
 class SampleSource(Protocol):
@@ -163,8 +203,24 @@ def _columns(where: str, table: Any, x: str, y: str) -> tuple[str, str]:
     return x, y
 
 
+def draws_anew(source: SampleSource) -> bool:
+    """Whether a Dataset's own transforms draw random numbers at each read of a sample."""
+    rows = evenly_spaced(len(source), READ_TWICE)
+
+    def read() -> list[tuple[tuple[int, ...], bytes]]:
+        arrays = [as_array("", each) for each in source.inputs(rows)]
+        return [(array.shape, b"" if array.dtype.kind == "O" else array.tobytes()) for array in arrays]
+
+    return len(source) > 0 and differs_when_read_again(read)
+
+
 def read_samples(where: str, given: Any, x: str = "", y: str = "") -> tuple[Array, Array, tuple[str, ...]]:
-    """Read inputs, labels and class names into memory."""
+    """Read inputs, labels and class names into memory. A Dataset that draws gives the same samples every time."""
+    with own_draws(0):
+        return _read_samples(where, given, x, y)
+
+
+def _read_samples(where: str, given: Any, x: str, y: str) -> tuple[Array, Array, tuple[str, ...]]:
     source = as_source(where, given, x, y)
     if source is None:
         return as_inputs(where, as_array(where, given[0])), as_labels(where, as_array(where, given[1])), ()

@@ -283,6 +283,7 @@ def _check_statistics(dataset: DataSet) -> None:
         raise DataError(f"{dataset.name}: mean and std need {channels} finite values, std above 0; got {mean}, {std}")
 
 
+@adapters.own_draws(0)
 def from_arrays(
     name: str,
     train: Any,
@@ -303,8 +304,9 @@ def from_arrays(
 
     ``train`` and ``test`` are each a pair ``(x, y)`` of arrays or tensors, a torch ``Dataset`` of such pairs, or a
     Hugging Face ``Dataset``. Floats become float32, and integer (samples, length) arrays become token ids. uint8 stays
-    uint8 and gets the channel mean and standard deviation of the training images. Datasets are read once, or with
-    ``lazy`` batch by batch. ``groups`` is an array or the name of a column.
+    uint8 and gets the channel mean and standard deviation of the training images. Datasets are read once. With
+    ``lazy``, or if a Dataset's transforms draw random numbers, they are read batch by batch. ``groups`` is an array or
+    the name of a column.
 
     Samples of any other form (dicts, tuples, single arrays, variable lengths) are kept as ``Records``. ``collate``
     makes a batch from a list of samples; "pad" pads them. With ``whole``, the loss gets the whole batch, not the target
@@ -438,11 +440,14 @@ def _side(
     where: str, given: Any, columns: tuple[str, str], lazy: bool, vocabulary: int | None
 ) -> tuple[Rows, Array, tuple[str, ...]]:
     """Return inputs, labels and class names of the training or the test set."""
-    source = adapters.as_source(where, given, *columns) if lazy else None
-    if source is None:
+    source = adapters.as_source(where, given, *columns)
+    if source is None or not (lazy or adapters.draws_anew(source)):
         return adapters.read_samples(where, given, *columns)
     rows = LazyRows.of(where, source, vocabulary)
     if rows.dtype == np.int32 and vocabulary is None:
+        if not lazy:
+            problem = f"{where} token ids are drawn anew at each read, so they must be read batch by batch"
+            raise DataError(f"{problem}; set data.lazy = true and data.vocabulary")
         raise DataError(f"{where} token ids read lazily need a vocabulary size; give vocabulary")
     return rows, adapters.as_labels(where, source.labels()), source.class_names
 

@@ -7,17 +7,23 @@ or a Dataset that is read batch by batch. A batch is padded to its longest sampl
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from freshet.data.adapters import CHUNK_ROWS, LABEL_NAMES, evenly_spaced, is_table, to_numpy
+from freshet.data.adapters import (
+    CHUNK_ROWS,
+    LABEL_NAMES,
+    READ_TWICE,
+    differs_when_read_again,
+    evenly_spaced,
+    is_table,
+    own_draws,
+    to_numpy,
+)
 from freshet.errors import DataError
 
 Array = npt.NDArray[Any]
@@ -194,10 +200,13 @@ class Items:
     def content(self) -> Iterator[Any]:
         """An even sample. A source that draws anew each time has no content."""
         yield len(self)
-        some = evenly_spaced(len(self), 64)
-        first, again = ([_plain(sample) for sample in self.samples(some)] for _ in range(2))
-        if str(first) == str(again):
-            yield first
+        if not self.draws_anew(64):
+            yield [_plain(sample) for sample in self.samples(evenly_spaced(len(self), 64))]
+
+    def draws_anew(self, count: int = READ_TWICE) -> bool:
+        """Whether transforms draw random numbers at each read of a sample. ``count`` samples are tried."""
+        some = evenly_spaced(len(self), count)
+        return differs_when_read_again(lambda: str([_plain(sample) for sample in self.samples(some)]))
 
 
 def _plain(part: Any) -> Any:
@@ -388,6 +397,11 @@ class Records:
                 return next(iter(inputs.values())) if len(inputs) == 1 else inputs, batch[key]
         return batch, batch
 
+    @property
+    def draws(self) -> bool:
+        """Whether reading a batch runs code of the user's, which may draw random numbers."""
+        return self.collate is not None or isinstance(self.store, Items)
+
     def labels(self) -> Array:
         """One class label per sample if every sample has a whole number as its target, else no targets: (N, 0)."""
         none = np.zeros((len(self), 0), np.float32)
@@ -437,24 +451,10 @@ def needs_records(given: Any) -> bool:
         return False
     if isinstance(given, Mapping) or len(given) == 0 or is_pair_of_arrays(given) or isinstance(given, tuple):
         return False
-    with _same_random_state():  # a Dataset may draw
+    with own_draws():  # a Dataset may draw
         first = given[0]
     pair = isinstance(first, tuple | list) and len(first) == 2
     return not pair or isinstance(first[0], Mapping | tuple)
-
-
-@contextmanager
-def _same_random_state() -> Iterator[None]:
-    """Undo what the block draws from the global generators of Python, numpy and torch."""
-    python, numpy, torch = random.getstate(), np.random.get_state(), sys.modules.get("torch")
-    drawn = None if torch is None else torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        if torch is not None:
-            torch.set_rng_state(drawn)
 
 
 def as_records(
@@ -462,10 +462,13 @@ def as_records(
 ) -> Records:
     """The samples of a Dataset, a table or a list: in columns if they are numbers, else as they are.
 
-    Without ``collate``, a table keeps only its columns of numbers, because no batch could hold the others.
+    Without ``collate``, a table keeps only its columns of numbers, because no batch could hold the others. A Dataset
+    that draws anew at each read stays unread, too.
     """
     if is_table(given) and collate is None:
         given = _numeric_columns(where, given)
+    plain = isinstance(given, list | tuple) or (is_table(given) and not _has_transform(given)) or not len(given)
+    lazy = lazy or (not plain and Items(where, given).draws_anew())
     store = Items(where, given) if lazy else _read(where, given, target, keep=collate is not None)
     return Records(store, np.arange(len(store)), collate, split, target)
 
@@ -487,5 +490,10 @@ def _numeric_columns(where: str, table: Any) -> Any:
     keep = [name for name, value in first.items() if _as_numbers(value) is not None]
     if not keep:
         raise DataError(f"{where} data have no column of numbers ({', '.join(first)}); tokenise them, or give collate=")
-    custom = getattr(table, "format", {}).get("type") == "custom"  # a transform may need the other columns
-    return table if custom or len(keep) == len(first) else table.select_columns(keep)
+    needed = _has_transform(table)  # which may need the other columns
+    return table if needed or len(keep) == len(first) else table.select_columns(keep)
+
+
+def _has_transform(table: Any) -> bool:
+    """Whether a table has a user's transform."""
+    return bool(getattr(table, "format", {}).get("type") == "custom")

@@ -152,6 +152,16 @@ def as_shards(given: Any, devices: int, samples: int, key: str = "shards") -> li
     return [_indices(part, device, samples, key) for device, part in enumerate(parts)]
 
 
+def overlap_notices(shards: list[Indices], samples: int) -> list[str]:
+    """What a user should know about given shards: how many samples are there more than once."""
+    several = int((np.bincount(np.concatenate(shards), minlength=samples) > 1).sum())
+    if not several:
+        return []
+    counted = f"{several:,} of {samples:,} training samples" if several > 1 else "one training sample"
+    twice = "occur" if several > 1 else "occurs"
+    return [f"the shards overlap: {counted} {twice} more than once, and every occurrence counts as a sample"]
+
+
 def without_held_out(shards: list[Indices], held: Array, samples: int) -> list[Indices]:
     """Return the shards without the held-out samples, renumbered among the remaining ones."""
     keep = np.setdiff1d(np.arange(samples), held, assume_unique=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freshet.config import Config
+from freshet.display import number, table_html, whole_table
 from freshet.errors import ConfigError, RunError
 from freshet.experiments import results
 from freshet.experiments.compare import GridObserver, run_grid, to_do
@@ -43,7 +44,7 @@ _log = logging.getLogger(__name__)
 Make = Callable[[Any, int], Federation]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The result of ``compare``; ``freshet report`` reads the same folder."""
 
@@ -53,6 +54,21 @@ class Comparison:
     #: False after Ctrl-C; the same call continues.
     complete: bool
     _jobs: Sequence[Job]
+
+    def __repr__(self) -> str:
+        count = len(self.lines)
+        said = f"best {self.best}" if self.complete else "not complete: the same call continues"
+        return f"Comparison({count} {'method' if count == 1 else 'methods'}, {said}, in {self.folder})"
+
+    def _repr_html_(self) -> str:
+        several = len(self.document["worlds"]) > 1
+        rows = [
+            [_line_name(line["name"], world["name"]) if several else line["name"], *_line_facts(line)]
+            for world in self.document["worlds"]
+            for line in world["lines"]
+        ]
+        metric = self.document["worlds"][0]["metric"]
+        return table_html(repr(self), ["method", "runs", f"final {metric}", "range", "time to target (s)"], rows)
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -65,10 +81,8 @@ class Comparison:
 
         With a grid, the index is the combination (``world``) and the method.
         """
-        import pandas as pd
-
-        table = pd.DataFrame(results.rows(self.document))
-        return table.set_index(["world", "method"] if len(self.document["worlds"]) > 1 else "method")
+        table = whole_table(results.rows(self.document))
+        return whole_table(table.set_index(["world", "method"] if len(self.document["worlds"]) > 1 else "method"))
 
     @property
     def best(self) -> str | None:
@@ -106,12 +120,22 @@ class Comparison:
         return found
 
 
-@dataclass(frozen=True)
+def _line_facts(line: Mapping[str, Any]) -> list[str]:
+    """Runs, median and range of the final metric, and median time to the target."""
+    final, time = line["accuracy"], line["time_raw"]["median"]
+    spread = "–" if final["low"] is None else f"{number(final['low'])} to {number(final['high'])}"
+    return [f"{line['finished']}/{line['all']}", number(final["median"]), spread, "–" if time is None else f"{time:g}"]
+
+
+@dataclass(frozen=True, repr=False)
 class Tuning:
     """The result of ``tune``: the content of tuning.json."""
 
     folder: Path
     record: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Tuning({self.record['method']}: score {self.score:.3f}, best {self.best}, in {self.folder})"
 
     @property
     def best(self) -> dict[str, Any]:
@@ -126,9 +150,7 @@ class Tuning:
     @property
     def table(self) -> "pd.DataFrame":
         """One row per trial: its state, score and values."""
-        import pandas as pd
-
-        return pd.DataFrame([{"state": t["state"], "score": t["value"], **t["values"]} for t in self.record["trials"]])
+        return whole_table([{"state": t["state"], "score": t["value"], **t["values"]} for t in self.record["trials"]])
 
 
 def compare(

@@ -125,9 +125,9 @@ def execute(job: Job, store: Store, observers: Sequence[Observer], pool: Pool[An
     build: Callable[[Config], Federation] = Federation.from_config if job.recipe is None else job.recipe.build
     federation = build(job.config)
     if store.resumable(job.key):
-        return federation.resume(directory, observers=observers, pool=pool).summary
+        return federation.resume(directory, observers=observers, pool=pool, progress=False).summary
     store.clear(job.key)
-    return federation.run(out=directory, observers=observers, pool=pool).summary
+    return federation.run(out=directory, observers=observers, pool=pool, progress=False).summary
 
 
 class Workers:

@@ -11,7 +11,7 @@ from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 from freshet.report.plots import Figure, log_axis, round_all, text
-from freshet.report.reading import Record, RunData
+from freshet.report.reading import Record, RunData, clock_of
 from freshet.report.trips import TripRecord, timeline, trips_of
 from freshet.runs.records import Maybe, contributors, integer, number
 
@@ -158,6 +158,8 @@ def chooser_shares(run: RunData, trips: Sequence[TripRecord], bins: int = 24) ->
 #: A scatter plot with more points is thinned evenly.
 MAX_POINTS = 2_500
 _MAX_TRACK_POINTS = 150
+#: A control whose values all lie within this share of their size hardly moves.
+STILL = 1e-3
 _MAX_CELLS = 200_000
 CHOOSERS = {"meta": "meta model", "q": "Q-table", "explore": "exploration", "fixed": "fixed rule"}
 
@@ -170,7 +172,8 @@ def closeup(run: RunData, trips: list[TripRecord] | None = None) -> Record:
         "alpha": alpha_figure(run),
         "controls": control_figures(run, trips),
         "slots": slots_figure(run, trips),
-        "choosers": shares_figure(chooser_shares(run, trips), "who", "trips"),
+        "choosers": shares_figure(chooser_shares(run, trips), "who", "trips", clock_of([run])),
+        "clock": clock_of([run]),
         "partition": partition_figure(run),
         "devices": devices_figures(run),
     }
@@ -240,26 +243,43 @@ def _control(run: RunData, trips: Sequence[TripRecord], tracks: dict[int, Track]
         "hovertemplate": "median %{y:.6g} at %{x:.0f} s<extra></extra>",
     })  # fmt: skip
     layout = {
-        "xaxis": {"title": {"text": "virtual time (s)"}, "nticks": 6},
+        "xaxis": {"title": {"text": f"{clock_of([run])} (s)"}, "nticks": 6},
         "yaxis": {"nticks": 5, "automargin": True, "exponentformat": "none"},
         "hovermode": "closest",
         "height": 230,
     }
-    return {"data": data, "layout": layout}
+    values = [value for track in tracks.values() for _, value in track]
+    return {"data": data, "layout": _with_still_axis(layout, min(values), max(values))}
+
+
+def _with_still_axis(layout: Record, low: float, high: float) -> Record:
+    """The layout; for values that hardly move, with a wider axis and a note that says so."""
+    size = max(abs(low), abs(high))
+    if high - low >= STILL * size and size > 0:
+        return layout
+    middle, room = (low + high) / 2, 0.05 * size or 1.0
+    said = f"always {low:.6g}" if low == high else f"hardly moves: {low:.7g} to {high:.7g}"
+    note = {
+        "xref": "paper", "x": 0.5, "yref": "paper", "y": 0.94, "yanchor": "top", "text": said, "showarrow": False,
+        "font": {"color": "@muted", "size": 12},
+    }  # fmt: skip
+    axis = layout["yaxis"] | {"range": [middle - room, middle + room]}
+    return layout | {"yaxis": axis, "annotations": [note]}
 
 
 def slots_figure(run: RunData, trips: Sequence[TripRecord]) -> Figure | None:
     """When devices ask for fresh models or, if they ask for none, when they merge what the server pushed."""
-    asked = shares_figure(slot_shares(run, trips), "slot", "requests")
+    clock = clock_of([run])
+    asked = shares_figure(slot_shares(run, trips), "slot", "requests", clock)
     if asked is not None:
         told = {"title": "When devices ask", "note": "Epoch before which a device asks for a fresh model."}
         return asked | told
-    pushed = shares_figure(slot_shares(run, trips, pushed=True), "slot", "merges")
+    pushed = shares_figure(slot_shares(run, trips, pushed=True), "slot", "merges", clock)
     told = {"title": "When pushed models are merged", "note": "Epoch before which a device merges a pushed model."}
     return None if pushed is None else pushed | told
 
 
-def shares_figure(shares: Shares | None, kind: str, counted: str) -> Figure | None:
+def shares_figure(shares: Shares | None, kind: str, counted: str, clock: str = "virtual time") -> Figure | None:
     """Stacked shares over time: slots in shades from light to dark, choosers in distinct colours."""
     if shares is None:
         return None
@@ -278,7 +298,7 @@ def shares_figure(shares: Shares | None, kind: str, counted: str) -> Figure | No
         })  # fmt: skip
     layout = {
         "barmode": "stack", "bargap": 0, "hovermode": "closest", "showlegend": True, "height": 280,
-        "xaxis": {"title": {"text": "virtual time (s)"}, "range": [0, round(shares.edges[-1], 3)]},
+        "xaxis": {"title": {"text": f"{clock} (s)"}, "range": [0, round(shares.edges[-1], 3)]},
         "yaxis": {"title": {"text": f"share of {counted} (%)"}, "range": [0, 100]},
     }  # fmt: skip
     return {"data": data, "layout": layout}
@@ -345,13 +365,13 @@ def devices_figures(run: RunData) -> Record | None:
     samples = run.world.samples if run.world is not None else []
     return {
         "time": tests[-1].time,
-        "band": band_figure(tests),
+        "band": band_figure(tests, clock_of([run])),
         "speed": scatter_figure(tests[-1], seconds, "training time (s)", "%{x:.1f} s", samples, "samples"),
         "samples": scatter_figure(tests[-1], samples, "samples", "%{x} samples", seconds, "training time (s)"),
     }
 
 
-def band_figure(tests: Sequence[DeviceAccuracies]) -> Figure:
+def band_figure(tests: Sequence[DeviceAccuracies], clock: str = "virtual time") -> Figure:
     """Worst to best in pale, 10th to 90th percentile darker, the median as a line, personalised scores dashed."""
     xs = round_all([test.time for test in tests], 3)
     parts = [_five_numbers([value for value in test.plain if value is not None]) for test in tests]
@@ -381,7 +401,7 @@ def band_figure(tests: Sequence[DeviceAccuracies]) -> Figure:
                 "hovertemplate": f"{name}: %{{y:.1f}} % at %{{x:.0f}} s<extra></extra>",
             })  # fmt: skip
     layout = {
-        "xaxis": {"title": {"text": "virtual time (s)"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": f"{clock} (s)"}, "rangemode": "tozero"},
         "yaxis": {"title": {"text": "accuracy on the device (%)"}, "range": [0, 100]},
         "hovermode": "closest", "showlegend": True,
     }  # fmt: skip

@@ -3,7 +3,8 @@
 A table chooses columns by key. Each medium (terminal, page, LaTeX) formats the kinds of numbers in its own way.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from freshet.runs.records import ACCURACY, Maybe, Metric
@@ -99,6 +100,12 @@ def best_median(column: Column, lines: Sequence[Record]) -> Maybe:
     if not column.better or len(lines) < 2:
         return None
     return (min if column.better > 0 else max)(medians, default=None)
+
+
+def by_result(lines: Sequence[Record], value: Callable[[Record], Maybe], metric: Metric) -> list[Record]:
+    """The lines of a table, best value of the metric first. Lines without a value come last."""
+    sign = -1.0 if metric.direction == "max" else 1.0
+    return sorted(lines, key=lambda line: math.inf if (found := value(line)) is None else sign * found)
 
 
 def overhead(up: Maybe, down: Maybe, fresh: Maybe) -> Maybe:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freshet.report.columns import COLUMNS, DEVICES, Column, column_for, kind_of, overhead, without_times
+from freshet.report.columns import COLUMNS, DEVICES, Column, by_result, column_for, kind_of, overhead, without_times
 from freshet.report.panels import panels, title_of
 from freshet.report.plots import panel_figure
 from freshet.report.reading import Record
@@ -40,6 +40,20 @@ def read_experiments(paths: Iterable[Path]) -> tuple[list[Experiment], list[str]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             notes.append(f"{path.name} does not hold valid results of freshet and is not shown.")
     return found, notes
+
+
+def run_order(paths: Iterable[Path]) -> dict[str, int]:
+    """The place of each run of a grid by the name of its folder, as the grid was given."""
+    names: dict[str, int] = {}
+    for path in paths:
+        try:
+            results = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size < _MAX_BYTES else {}
+            runs = [run for world in results["worlds"] for line in world["lines"] for run in line["runs"]]
+            for run in runs:
+                names.setdefault(str(run["key"]), len(names))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue  # no results of a grid; ``read_experiments`` notes damaged ones
+    return names
 
 
 def experiment(results: Record) -> Record:
@@ -83,7 +97,8 @@ def tuning(results: Record) -> Record:
 
 
 def _world(world: Record) -> Record:
-    lines, metric, target = [_line(line) for line in world["lines"]], metric_of(world), number(world["target"])
+    metric, target = metric_of(world), number(world["target"])
+    lines = by_result([_line(line) for line in world["lines"]], lambda line: line["accuracy"], metric)
     devices = [COLUMNS[key] for key in DEVICES if any(line[key] is not None for line in lines)]
     extra = [COLUMNS["rejected"]] if any(line["rejected"] for line in lines) else []
     return {

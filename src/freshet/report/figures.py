@@ -12,7 +12,7 @@ from freshet.report.columns import format_target, kind_of
 from freshet.report.groups import Group, common_step, headline, metric_of_groups
 from freshet.report.palette import GRID, INK, LIGHT, MUTED, paint, styles
 from freshet.report.panels import Bars, Curves, Panel, panels
-from freshet.report.reading import Record
+from freshet.report.reading import Record, clock_of
 from freshet.runs.reader import RunDirectory
 from freshet.runs.records import Maybe, Metric, metric_of
 
@@ -156,7 +156,7 @@ def _curves_figure(groups: Sequence[Group], target: Maybe, axis: str) -> "Figure
         with_zero(axes)
     axes.set_xlim(left=0)
     axes.legend(frameon=False, loc=_corner(metric), prop={"family": "serif", "size": 6.5})
-    _finish(axes, plots.AXES[axis][1], _plain(measure.title[0].upper() + measure.title[1:]))
+    _finish(axes, plots.axis_title(axis, groups), _plain(measure.title[0].upper() + measure.title[1:]))
     return figure
 
 
@@ -176,7 +176,8 @@ def _times_figure(groups: Sequence[Group], lines: Sequence[Record], target: Mayb
     axes.set_yticks(range(len(lines)), [_plain(line["label"]) for line in lines])
     axes.set_ylim(len(lines) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
-    _finish(axes, f"Virtual time to {format_target(target, metric_of_groups(groups))} (s); pale: 5-point mean", "")
+    clock = clock_of(run for group in groups for run in group.runs).capitalize()
+    _finish(axes, f"{clock} to {format_target(target, metric_of_groups(groups))} (s); pale: 5-point mean", "")
     return figure
 
 

@@ -6,6 +6,7 @@ page can make no request.
 """
 
 import base64
+import gzip
 import hashlib
 import json
 from collections.abc import Sequence
@@ -20,8 +21,8 @@ from freshet.errors import ConfigError, RunError
 from freshet.methods import builtin_about
 from freshet.report import plots
 from freshet.report.closeup import closeup
-from freshet.report.columns import DEVICES, best_median, choose_columns, format_target, without_times
-from freshet.report.experiment import Experiment, read_experiments
+from freshet.report.columns import DEVICES, best_median, by_result, choose_columns, format_target, without_times
+from freshet.report.experiment import Experiment, read_experiments, run_order
 from freshet.report.groups import (
     Comparable,
     Group,
@@ -36,7 +37,7 @@ from freshet.report.groups import (
     settings_table,
 )
 from freshet.report.palette import THEMES, dash, variables
-from freshet.report.reading import Places, Record, RunData, find, read_all
+from freshet.report.reading import Places, Record, RunData, clock_of, find, read_all
 from freshet.report.trips import MAX_TRIPS, count_entries, trips_of
 from freshet.runs.reader import OnBytes, ignore_bytes
 from freshet.runs.records import ACCURACY, Maybe, Metric, number
@@ -45,7 +46,9 @@ from freshet.runs.records import ACCURACY, Maybe, Metric, number
 MAX_CLOSEUP_TRIPS = 60_000
 #: Passes over each log: one to read it, then one each for trips, weights and controls.
 READS_PER_LOG = 4
-SCRIPTS = ("theme.js", "words.js", "timeline.js", "experiments.js", "results.js", "page.js")
+#: The drawing library, packed: the page unpacks it. It is plotly.js's own bundle of plain charts (MIT).
+PLOTLY = "plotly-cartesian.min.js.gz"
+SCRIPTS = ("library.js", "theme.js", "words.js", "timeline.js", "experiments.js", "results.js", "page.js")
 _COLUMNS = (
     "accuracy", "best", "time_raw", "time_mean", "mean_staleness", "uploads", "discards", "rejected",
     "lost", "bytes_up", "bytes_down", "wall_seconds",
@@ -64,8 +67,11 @@ def report(
     ``results`` are further files of results.
     """
     found = find(directories)
-    experiments, notes = read_experiments([*found.results, *results])
-    content = document(read_all(found.runs, on_bytes), target, experiments)
+    files = [*found.results, *results]
+    experiments, notes = read_experiments(files)
+    order = run_order(files)  # the folders of a grid's runs are named by hashes, which have no order
+    runs = sorted(found.runs, key=lambda path: order.get(path.name, len(order)))
+    content = document(read_all(runs, on_bytes), target, experiments)
     page = render(content | {"notes": content["notes"] + notes})
     path = Path(out)
     try:
@@ -109,6 +115,7 @@ def _world(name: str, groups: Sequence[Group], target: Maybe) -> Record:
         headline(group, target, step, None if other is None else groups[other]) | {"group": place, "style": group.style}
         for place, (group, other) in enumerate(zip(groups, held, strict=True))
     ]
+    lines = by_result(lines, lambda line: line["accuracy"]["median"], metric)
     counted = [line for line in lines if line["runs"]]
     curves = {axis: plots.accuracy(groups, target, axis) for axis in plots.AXES}
     losses = {axis: plots.loss(groups, axis) for axis in plots.AXES}
@@ -118,11 +125,12 @@ def _world(name: str, groups: Sequence[Group], target: Maybe) -> Record:
         "groups": [{"label": group.label, "style": group.style, "dash": dash(group.style)} for group in groups],
         "lines": lines,
         "metric": metric._asdict(),
+        "clock": clock_of(runs),
         "columns": table_columns(counted, without_times(_COLUMNS, target), metric),
         "devices": table_columns(counted, DEVICES),
         "accuracy": {axis: figure for axis, figure in curves.items() if figure is not None},
         "loss": {axis: figure for axis, figure in losses.items() if figure is not None},
-        "time_to_target": plots.time_to_target(counted),
+        "time_to_target": plots.time_to_target(counted, clock_of(runs)),
         "staleness": plots.staleness(groups),
         "broken": any(not run.finished for group in groups for run in group.runs),
     }
@@ -158,6 +166,7 @@ def subject(runs: Sequence[RunData], groups: Sequence[Sequence[Group]]) -> Recor
         "models": list(models),
         "devices": sorted({run.devices for run in runs}),
         "end": max((run.end for run in runs), default=0.0),
+        "clock": clock_of(runs),
     }
 
 
@@ -179,6 +188,7 @@ def _run(run: RunData, groups: Sequence[Sequence[Group]]) -> Record:
         "finished": run.finished,
         "diverged": run.diverged_at,
         "end": run.end,
+        "clock": clock_of([run]),
         "until": run.setting("run", "until"),
         "accuracy": final_value(run),
         "metric": run.metric.name,
@@ -232,15 +242,15 @@ def closeups(runs: Sequence[RunData], groups: Sequence[Group]) -> list[Record]:
 
 def render(data: Record | None) -> str:
     """The page with its data embedded. Without data the page asks its server for them (``freshet watch``)."""
-    from plotly.offline import get_plotlyjs
-
-    scripts = [get_plotlyjs(), *(_text(name) for name in SCRIPTS)]
+    packed = _bytes(PLOTLY)
+    scripts = [_text(name) for name in SCRIPTS]
     for script in scripts:
         if "</script" in script.lower():
             raise ValueError("a script of the page contains a closing script tag")
     live = data is None
     return Template(_text("page.html")).substitute(
-        policy=policy(scripts, live),
+        policy=policy([gzip.decompress(packed).decode(), *scripts], live),
+        plotly=base64.b64encode(packed).decode(),
         style=f"{variables()}\n{_text('page.css')}",
         palette=embed_json(THEMES),
         data=embed_json(data),
@@ -272,4 +282,8 @@ def embed_json(data: Any) -> str:
 
 
 def _text(name: str) -> str:
-    return (files("freshet.report") / "assets" / name).read_text(encoding="utf-8")
+    return _bytes(name).decode()
+
+
+def _bytes(name: str) -> bytes:
+    return (files("freshet.report") / "assets" / name).read_bytes()

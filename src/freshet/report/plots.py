@@ -14,7 +14,7 @@ from freshet.report.columns import format_target, kind_of
 from freshet.report.groups import Group, common_step, metric_of_groups
 from freshet.report.palette import COLOURS, dash
 from freshet.report.panels import Bar, Bars, Curves, Panel
-from freshet.report.reading import Record, RunData
+from freshet.report.reading import Record, RunData, clock_of
 from freshet.report.statistics import band, histogram, on_grid, regular_grid
 from freshet.runs.records import Maybe, number
 
@@ -74,11 +74,16 @@ class Measure(NamedTuple):
 ACCURACY = Measure("accuracy", "test accuracy (%)", 100.0, 1, "%{y:.1f} %")
 LOSS = Measure("loss", "test loss", 1.0, 3, "%{y:.4g}")
 AXES = {
-    "time": (x_time, "virtual time (s)", "%{x:.0f} s"),
+    "time": (x_time, "{clock} (s)", "%{x:.0f} s"),
     "rounds": (x_rounds, "rounds", "round %{x:.0f}"),
     "bytes": (x_bytes, "traffic up and down (MB)", "%{x:.1f} MB"),
     "wall": (x_wall, "wall time (s)", "%{x:.1f} s"),
 }
+
+
+def axis_title(axis: str, groups: Sequence[Group]) -> str:
+    """The title of a horizontal axis. Only the time of a simulation is virtual."""
+    return AXES[axis][1].format(clock=clock_of(run for group in groups for run in group.runs))
 
 
 def measure_of(groups: Sequence[Group]) -> Measure:
@@ -136,7 +141,7 @@ def _measure_figure(groups: Sequence[Group], measure: Measure, axis: str) -> Fig
     step = common_step([run for group in groups for run in group.runs]) if axis == "time" else None
     data = [trace for index, group in enumerate(groups) for trace in _curves(group, index, measure, axis, step)]
     layout = {
-        "xaxis": {"title": {"text": AXES[axis][1]}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": axis_title(axis, groups)}, "rangemode": "tozero"},
         "hovermode": "x unified" if axis == "time" else "closest",
     }
     return {"data": data, "layout": layout} if data else None
@@ -246,7 +251,7 @@ def _ribbon(look: Look, xs: Sequence[float], low: Sequence[Maybe], high: Sequenc
 # ---- time to target
 
 
-def time_to_target(lines: Sequence[Record]) -> Figure | None:
+def time_to_target(lines: Sequence[Record], clock: str = "virtual time") -> Figure | None:
     """Bars per method: raw first crossing and the crossing of the 5-point mean, with the spread over seeds."""
     if not any(line[key]["count"] for line in lines for key in ("time_raw", "time_mean")):
         return None
@@ -255,7 +260,7 @@ def time_to_target(lines: Sequence[Record]) -> Figure | None:
     notes = [note for row, line in enumerate(lines) for note in _dashes(line, row)]
     layout = {
         "barmode": "group", "bargap": 0.34, "bargroupgap": 0.12,
-        "xaxis": {"title": {"text": "virtual time to the target (s)"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": f"{clock} to the target (s)"}, "rangemode": "tozero"},
         "yaxis": {"range": [len(lines) - 0.5, -0.5], "showgrid": False, "automargin": True, "ticklabelstandoff": 6,
                   "tickvals": list(range(len(lines))), "ticktext": labels},
         "annotations": notes, "hovermode": "closest", "height": 84 + 58 * len(lines),
@@ -345,6 +350,7 @@ def staleness(groups: Sequence[Group]) -> Figure | None:
         "xaxis": {"title": {"text": "staleness (versions; 1 is fresh)"}, "range": [0.5, highest + width]},
         "yaxis": {"title": {"text": "share of uploads (%)"}, "rangemode": "tozero"},
         "hovermode": "x unified",
+        "showlegend": len(data) > 1,
     }
     return {"data": data, "layout": layout, "note": note}
 

@@ -227,6 +227,8 @@ class RunData:
     notes: list[str] = field(default_factory=list)
     #: Fleet and data, if the run directory has them.
     world: RunWorld | None = None
+    #: Whether its times are those of a simulation, not of real devices.
+    virtual: bool = True
 
     @property
     def curves(self) -> Sequence[Curve]:
@@ -333,7 +335,8 @@ class RunFollower:
         notes = [note for note in (note, events.note, self._metrics.note, self._world_note) if note]
         name = self.run.directory.name or str(self.run.directory.resolve().name)
         rows = _with_new_tests(_sort_by_time(self._metrics.rows), events)
-        return RunData(name, status, self.config, self._summary, rows, events, notes, self._world)
+        virtual = self._summary.get("real_time") is not True and not self.run.is_deployed()
+        return RunData(name, status, self.config, self._summary, rows, events, notes, self._world, virtual)
 
 
 def _with_new_tests(rows: list[Record], events: Log) -> list[Record]:
@@ -347,6 +350,11 @@ def _sort_by_time(rows: Iterable[Record]) -> list[Record]:
     """The rows that have a time, by time. They are in order unless somebody edited the file."""
     timed = [row for row in rows if number(row.get("time")) is not None]
     return sorted(timed, key=lambda row: float(row["time"]))
+
+
+def clock_of(runs: Iterable[RunData]) -> str:
+    """What the times of some runs are: ``virtual time``, or ``time`` if real devices made one of them."""
+    return "virtual time" if all(run.virtual for run in runs) else "time"
 
 
 def read(directory: str | Path, on_bytes: OnBytes = ignore_bytes) -> RunData:

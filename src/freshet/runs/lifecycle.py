@@ -89,6 +89,8 @@ class RunPlan:
     accountant: Accountant | None = None
     #: The software that computes the run, for its checkpoints.
     software: Mapping[str, str] = field(default_factory=dict)
+    #: What the user should know before the run.
+    notices: tuple[str, ...] = ()
 
 
 class OpenRun(NamedTuple):
@@ -211,7 +213,7 @@ def drive(plan: RunPlan, opened: AbstractContextManager[OpenRun], tree: Tree | N
     with interruptible() as stop, opened as (driver, server, writer):
         writer.configure(plan.metric, clock.seconds, plan.rotate_bytes, keep_best=plan.keep_best)
         part = plan.data.get("part")
-        for sentence in [*([part] if part else []), *server.method.notices()]:
+        for sentence in [*([part] if part else []), *plan.notices, *server.method.notices()]:
             writer.say(sentence)
         changes, new = ([], []) if tree is None else (tree.get("changes", []), tree.get("new_changes", []))
         facts = {"software": dict(plan.software)} | ({"changes": changes} if changes else {})

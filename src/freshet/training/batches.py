@@ -103,6 +103,11 @@ class Samples:
             x = x.float()
         return x.permute(0, 3, 1, 2) if x.ndim == 4 else x
 
+    @property
+    def draws(self) -> bool:
+        """Whether reading samples runs code of the user's, which may draw random numbers."""
+        return isinstance(self.x, LazyRows)
+
     def chunks(self, size: int = TEST_ROWS) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in order, in batches. They are copies, since a model may write to its input."""
         for start in range(0, len(self.y), size):
@@ -134,6 +139,11 @@ class RecordSamples:
         """One sample as it was given, with arrays as tensors."""
         (found,) = self.records.samples(index.cpu().numpy())
         return to_tensors(found, self.y.device)
+
+    @property
+    def draws(self) -> bool:
+        """Whether reading samples runs code of the user's, which may draw random numbers."""
+        return self.records.draws
 
     def chunks(self, size: int = TEST_RECORDS) -> Iterator[tuple[Batch, Batch]]:
         """All samples in order, in batches."""

@@ -27,6 +27,7 @@ from freshet.core.messages import Assignment
 from freshet.core.method import LocalRule, Memory
 from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector
+from freshet.data.adapters import own_draws
 from freshet.training.batches import TEST_RECORDS, TEST_ROWS, FederatedData, RecordSamples, Samples
 from freshet.training.trip import LocalTrip, Phase, torch_states
 
@@ -121,8 +122,7 @@ def _score_tests(trainer: "Trainer", module: nn.Module, index: NDArray[np.int64]
     size = TEST_RECORDS if isinstance(samples, RecordSamples) else TEST_ROWS
     where, parts = torch.from_numpy(index).to(trainer.flat.weights.device), []
     module.eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(trainer.seed, "test"))  # for models that draw random numbers even then
+    with torch.no_grad(), own_draws(torch_seed(trainer.seed, "test")):  # models and data may draw even then
         for chunk in torch.split(where, size):
             x, y = samples.take(chunk)
             rows = task.arrange(task.output(module, x, y), y)

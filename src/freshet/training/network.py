@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from freshet.core.layout import Kind, Layout, TensorPlace
@@ -159,6 +160,12 @@ def in_training_precision(module: nn.Module) -> nn.Module:
     return module
 
 
+def precision_notices(module: nn.Module) -> list[str]:
+    """What a user should know about the types of a model's parameters."""
+    wide = next((name for name, parameter in module.named_parameters() if parameter.dtype is torch.float64), None)
+    return [f"the model has float64 parameters ({wide}); it trains and travels in float32"] if wide else []
+
+
 def _is_half_and_trains(parameter: nn.Parameter) -> bool:
     return parameter.requires_grad and parameter.dtype in _HALF
 
@@ -219,6 +226,12 @@ def enable_checkpointing(module: nn.Module) -> None:
         raise ConfigError(key, f"{type(module).__name__} refuses it: {problem}") from None
 
 
+def _is_frozen_norm(layer: nn.Module) -> bool:
+    """Whether this is a BatchNorm or InstanceNorm whose parameters are all frozen."""
+    own = list(layer.parameters(recurse=False))
+    return isinstance(layer, _NormBase) and bool(own) and not any(parameter.requires_grad for parameter in own)
+
+
 class FlatModel:
     """Binds a module to one weight vector and one gradient vector, and parts that stay on the device to two more."""
 
@@ -258,6 +271,7 @@ class FlatModel:
                     tensor.data = place
                 else:
                     self._counters.append((weights, entry.span, tensor))
+        self._frozen_norms = [layer for layer in module.modules() if _is_frozen_norm(layer)]
         #: The device's parts before its first training.
         self.initial_own: Vector = self.own_weights.cpu().numpy().copy()
 
@@ -278,6 +292,12 @@ class FlatModel:
     def own_learnable(self) -> Tensor:
         """The learnable part of what stays on the device."""
         return self.own_weights[: self.own.learnable]
+
+    def train_mode(self) -> None:
+        """Set training mode. The running statistics of a frozen norm are frozen as well, as its parameters are."""
+        self.module.train()
+        for layer in self._frozen_norms:
+            layer.eval()
 
     def gradients_of(self, loss: Tensor) -> tuple[Tensor, ...]:
         """The gradient of a loss, as one tensor per parameter."""

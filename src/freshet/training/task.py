@@ -9,6 +9,7 @@ object with ``update``, ``compute`` and ``reset`` (torchmetrics) is updated batc
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from freshet.data.dataset import label_remedy
-from freshet.errors import ConfigError
+from freshet.errors import ConfigError, FreshetError
 from freshet.training.batches import Batch, batch_length
 
 Direction = Literal["max", "min"]
@@ -117,8 +118,8 @@ class Task:
         found = {name: value / count if count else math.nan for name, value in sums.items()}
         for name, function in (whole or {}).items():
             outputs, all_targets = zip(*kept, strict=True)
-            found[name] = float(function(torch.cat(outputs), torch.cat(all_targets)))
-        found |= {name: float(metric.compute()) for name, metric in counters.items()}
+            found[name] = _one_value(name, function(torch.cat(outputs), torch.cat(all_targets)))
+        found |= {name: _one_value(name, metric.compute()) for name, metric in counters.items()}
         return Score({name: found[name] for name in self.metrics}, total / count if count else math.nan)
 
     def _loss_sum(self, output: Any, y: Batch, rows: Any, targets: Any) -> float:
@@ -301,6 +302,17 @@ def _on_cpu(rows: Any, targets: Any, metric: str) -> tuple[Tensor, Tensor]:
     raise ConfigError("task.metrics", f"{problem}; {remedy}")
 
 
+def _one_value(name: str, value: Any) -> float:
+    """A metric's value over the whole test set, or one sentence if it is no single number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        shape = getattr(value, "shape", None)
+        what = type(value).__name__ if shape is None else f"an array of shape {tuple(shape)}"
+        problem = f"{name!r} returns {what} for all test samples"
+        raise ConfigError("task.metrics", f"{problem}; return one number, or one per sample") from None
+
+
 def _takes_reduction(function: Function) -> bool:
     try:
         return "reduction" in inspect.signature(function).parameters
@@ -444,16 +456,39 @@ def _check_model_output(task: HuggingFaceTask, output: Any, y: Batch, classes: i
 
 
 def _check_custom(task: Task, output: Any, y: Batch) -> None:
-    try:
+    with _in_one_sentence():
         loss = task.mean_loss(output, y)
+    if not isinstance(loss, Tensor) or loss.ndim != 0:
+        found = f"{tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        remedy = "; return its mean" if isinstance(loss, Tensor) else ""
+        raise ConfigError("task.loss", f"must return one number (a tensor of shape ()), not {found}{remedy}")
+    with _in_one_sentence():
         task.score([(output, y)])
+
+
+@contextmanager
+def _in_one_sentence() -> Iterator[None]:
+    """Tell in one sentence what a user's loss or metric raises."""
+    try:
+        yield
+    except FreshetError:
+        raise
     except Exception as error:  # whatever a user's function may raise
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError("task", f"the loss or a metric fails on the model's outputs: {problem}") from error
-    if not isinstance(loss, Tensor) or loss.ndim != 0:
-        raise ConfigError(
-            "task.loss", f"must return one number (a tensor of shape ()), not {getattr(loss, 'shape', loss)}"
-        )
+
+
+def output_notices(task: Task, output: Any, y: Batch) -> list[str]:
+    """What a user should know about a model's outputs: cross-entropy takes scores, not probabilities."""
+    if task.loss is not cross_entropy and not isinstance(task.loss, nn.CrossEntropyLoss):
+        return []
+    rows, _ = task.arrange(output, y)
+    if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.shape[1] < 2 or not len(rows):
+        return []
+    if bool((rows >= 0).all()) and torch.allclose(rows.sum(1), torch.ones(len(rows)), atol=1e-4):
+        problem = "the model's outputs add up to 1, as those of a softmax do, but cross-entropy takes raw scores"
+        return [f"{problem}; leave the softmax out of the model, or it trains slowly"]
+    return []
 
 
 def _likely_task(y: Any) -> str:

@@ -12,6 +12,7 @@ from freshet.core.messages import Assignment, Fresh, Slot
 from freshet.core.method import LocalRule, Memory
 from freshet.core.streams import torch_seed
 from freshet.core.vectors import Vector
+from freshet.data.adapters import own_draws
 from freshet.errors import ConfigError
 from freshet.training.batches import FederatedData
 from freshet.training.device_eval import DeviceEvaluation, DeviceScores, evaluate_devices
@@ -117,8 +118,7 @@ class Trainer:
         self.flat.load_own(None)
         self.flat.reset_hidden()
         module = self.flat.module.eval()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed(self.seed, "test"))  # for models that draw random numbers even then
+        with torch.no_grad(), own_draws(torch_seed(self.seed, "test")):  # models and data may draw even then
             return self.task.score((self.task.output(module, x, y), y) for x, y in self.data.test.chunks())
 
     def evaluate_devices(self, evaluation: DeviceEvaluation) -> DeviceScores:

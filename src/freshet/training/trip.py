@@ -10,7 +10,7 @@ optimiser, random streams): the same input gives the same bits, however often th
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +25,7 @@ from freshet.core.messages import LOSS_DECAY, Assignment, Fresh, Merge, Number, 
 from freshet.core.method import OWN_PARTS, LocalRule, Memory, TaskLoss
 from freshet.core.streams import stream, torch_seed
 from freshet.core.vectors import Vector, is_finite, mix
+from freshet.data.adapters import own_draws, seed_generators
 from freshet.errors import ConfigError, RunError
 from freshet.training.batches import Batch, Indices, batch_length, split_batch
 from freshet.training.network import tensor_view
@@ -234,9 +235,14 @@ class LocalTrip:
         self._move_to(phase, phase)
         if self._trainer.trip is not self:
             raise ValueError("another trip has begun on this trainer; save a trip before the next one, then restore it")
+        with own_draws() if self._trainer.data.train.draws else nullcontext():
+            yield from self._with_own_state()
+
+    def _with_own_state(self) -> Iterator[None]:
         outside = get_random_state(self.weights.device.type)
         set_random_state(self._torch)
-        self.model.train()
+        self._seed_transforms()
+        self.flat.train_mode()
         try:
             yield
         except ValueError as error:
@@ -260,6 +266,7 @@ class LocalTrip:
 
     def _train_epoch(self) -> None:
         """Train on all samples in a new random order, or on this epoch's share of ``training.steps`` batches."""
+        self._seed_transforms()
         self.epoch += 1
         data = self._trainer.data.train
         batches = self._batches_of_share() if self.options.steps else self._batches_of_epoch()
@@ -315,6 +322,15 @@ class LocalTrip:
         moves, options = self.rule.moves(self), self.options
         extras = self.rule.adjusts_gradient or options.weight_decay or options.clip
         return self._trainer.optimiser.plain and all(moves) and not extras
+
+    def _seed_transforms(self) -> None:
+        """Let transforms that draw from numpy's or Python's generator draw anew in each epoch, from the trip's stream.
+
+        Those that draw from torch's use the trip's own state of it.
+        """
+        if self._trainer.data.train.draws:
+            trip = self.assignment
+            seed_generators(torch_seed(self._trainer.seed, "transforms", trip.device, trip.trip, self.epoch))
 
     def _average_loss(self, loss: float) -> None:
         """Update the reported loss, which starts with the first mini-batch's."""
@@ -438,7 +454,7 @@ class LocalTrip:
         """Evaluation mode, in which BatchNorm statistics stay the same and dropout is off."""
         self.model.eval()
         yield
-        self.model.train()
+        self.flat.train_mode()
 
     def frozen_features(self, weights: Vector) -> Callable[[Batch], Tensor]:
         """``features`` of another model of the same shape, in evaluation mode and without gradient.
@@ -458,7 +474,7 @@ class LocalTrip:
             self.model.eval()
             with torch.no_grad():
                 z: Tensor = functional_call(network, state, (x,))
-            self.model.train()
+            self.flat.train_mode()
             return z
 
         return features

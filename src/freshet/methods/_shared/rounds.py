@@ -144,7 +144,11 @@ class RoundMethod(Method):
     def aggregate(
         self, server: Server, members: list[RoundUpload], shares: list[float]
     ) -> tuple[Vector, dict[str, Any]]:
-        """Return the next global model and further numbers for the log."""
+        """Return the next global model, and further numbers for the log by names of their own.
+
+        ``members`` are the round's uploads in ascending order of device, and ``shares`` their weights, which add up to
+        1. Override it; the default is their weighted mean.
+        """
         return combine([(share, member.weights) for share, member in zip(shares, members, strict=True)]), {}
 
 

@@ -21,7 +21,7 @@
     $$("title").textContent = title;
     const facts = [
       count(about.runs, "run"), `${about.devices.map((n) => local(n)).join(" / ")} devices`,
-      `network ${about.models.join(", ")}`, `${seconds(about.end)} of virtual time`,
+      `network ${about.models.join(", ")}`, `${seconds(about.end)} of ${about.clock}`,
     ];
     if (about.finished < about.runs) facts.push(`${about.runs - about.finished} not finished`);
     $$("subtitle").textContent = doc.runs.length ? facts.join(" · ") : "Results of a grid without its runs.";
@@ -52,11 +52,11 @@
 
   // ---- comparison
 
-  const AXES = { time: "virtual time", rounds: "rounds", bytes: "traffic", wall: "wall time" };
+  const AXES = { time: "", rounds: "rounds", bytes: "traffic", wall: "wall time" };
   const STROKES = { dash: "dashed", dot: "dotted" };
   function axes() {
     return Object.entries(AXES).map(([key, words]) => {
-      const button = el("button", { type: "button", "aria-pressed": String(key === axis) }, words);
+      const button = el("button", { type: "button", "aria-pressed": String(key === axis) }, words || world().clock);
       if (!world().accuracy[key]) { button.disabled = true; button.title = "The logs of these runs do not have it"; }
       button.addEventListener("click", () => { axis = key; comparison(); });
       return button;
@@ -102,7 +102,8 @@
     Theme.draw("chart-loss", sized(shown(here.loss[axis]), tall), "The log has no losses.");
     const timed = here.target !== null, any = here.lines.some((line) => line.runs);
     $$("target-note").textContent = timed
-      ? `Virtual time until ${target()} ${here.metric.name}. Full bar: first crossing; pale: 5-point mean.`
+      ? `${Words.capital(here.clock)} until ${target()} ${here.metric.name}. `
+        + "Full bar: first crossing; pale: 5-point mean."
       : "The runs have no target; freshet report --target sets one.";
     const never = !timed ? "— no target" : any ? `— no finished run reached ${target()}` : "No finished run yet.";
     Theme.draw("chart-target", bars, never);
@@ -148,7 +149,7 @@
     }
     if (left) said.push(`${count(left, "run")} left out to keep this file small.`);
     $$("fleet-note").textContent = said.join(" ");
-    Timeline.load(line, $$("order").value, keep);
+    Timeline.load(line, $$("order").value, keep, item.clock);
     Timeline.keys($$("timeline-keys"));
     $$("alpha-note").textContent = sentences(
       "α against staleness, one point per upload.", item.alpha && item.alpha.note && `Shown: ${item.alpha.note}.`,
@@ -235,7 +236,7 @@
     comparison(); choices(); settings();
     requestAnimationFrame(() => { closeup(keep); ready(); });
   }
-  function again() { Theme.apply(); if (doc) render(true); }
+  function again() { Theme.apply(); if (doc) Library.then(() => render(true)); }
 
   // ---- live
 
@@ -277,8 +278,11 @@
     if (window.innerWidth === width) return;
     width = window.innerWidth;
     clearTimeout(timer);
-    timer = setTimeout(() => { if (doc) render(true); }, 150);
+    timer = setTimeout(() => { if (doc) Library.then(() => render(true)); }, 150);
   });
   Theme.apply();
-  if (live) { badge("connecting", true); poll(); } else render(false);
+  Library.then(() => { if (live) { badge("connecting", true); poll(); } else render(false); }, (problem) => {
+    $$("failed").hidden = false;
+    throw problem;
+  });
 })();

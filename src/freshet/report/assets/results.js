@@ -47,7 +47,7 @@ const Results = (() => {
     const uploads = run.uploads === null ? "—" : whole(run.uploads);
     return [
       card(`${run.metric} so far`, value, tested && shown ? "%" : "", [], run.label),
-      card("Virtual time", whole(run.end), run.until ? `of ${whole(run.until)} s` : "s", [], run.status),
+      card(Words.capital(run.clock), whole(run.end), run.until ? `of ${whole(run.until)} s` : "s", [], run.status),
       card("Uploads", uploads, "", [], seed),
     ];
   }
@@ -92,7 +92,7 @@ const Results = (() => {
     if (compare) headings.push(heading(`${world.metric.name} vs`, share(world) ? `${whom} (points)` : whom));
     return table(headings, rows);
   }
-  const framed = (look, found) => el("div", { class: "panel flush" }, el("div", { class: `scroll ${look}` }, found));
+  const framed = (look, found) => Words.panel(found, look);
   function headline(world, live) {
     const lines = world.lines.filter((line) => line.runs);
     const none = live ? "The table fills when the run has finished."
@@ -104,8 +104,9 @@ const Results = (() => {
   function reading(world) {
     const lines = world.lines.filter((line) => line.runs);
     const { name } = world.metric, timed = world.target !== null;
-    const medians = "Medians over seeds of runs that have ended, least and greatest below.";
-    const times = timed && `Times are virtual seconds to ${target(world)} on a common test grid: raw first crossing, `
+    const medians = `Medians over seeds of runs that have ended, least and greatest below; best final ${name} first.`;
+    const unit = world.clock === "virtual time" ? "virtual seconds" : "seconds";
+    const times = timed && `Times are ${unit} to ${target(world)} on a common test grid: raw first crossing, `
       + "and first crossing of the trailing 5-point mean; a dash if the median seed never gets there.";
     const ratios = compared(lines) && timed && RATIO;
     const test = compared(lines) && `${name[0].toUpperCase()}${name.slice(1)} against ${timed ? "the same" : "a"} `

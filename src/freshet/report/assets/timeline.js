@@ -3,7 +3,7 @@
    canvas beneath it, in layers of one colour, so that thousands of them follow the mouse. */
 const Timeline = (() => {
   const HALF = 0.36, BINS = 12;
-  let place, canvas, tip, data, lanes, spans, fresh, view, bounds, alphas, typical, layers, running = false;
+  let place, canvas, tip, data, lanes, spans, fresh, view, bounds, alphas, typical, layers, running = false, clock = "time";
 
   const GLYPHS = {
     dot: Array.from({ length: 12 }, (_, i) => [Math.cos(i * Math.PI / 6), Math.sin(i * Math.PI / 6)]),
@@ -26,8 +26,9 @@ const Timeline = (() => {
   }
 
   /* Takes in a run; the zoom is kept while the same run grows. */
-  function load(timeline, order, keep) {
+  function load(timeline, order, keep, words) {
     data = timeline;
+    clock = words;
     tip.hidden = true;
     canvas.hidden = !data;
     if (!data) {
@@ -196,7 +197,7 @@ const Timeline = (() => {
     const { height, margin, inner } = size();
     const layout = Theme.layout({
       height, margin, hovermode: false, uirevision: null,
-      xaxis: { title: { text: "virtual time (s)" }, range: [...view.x], gridcolor: Theme.colour("@muted/16") },
+      xaxis: { title: { text: `${clock} (s)` }, range: [...view.x], gridcolor: Theme.colour("@muted/16") },
       yaxis: {
         range: [...view.y], showgrid: false, ...labels(inner),
         title: { text: Theme.narrow() ? "" : "device", standoff: 4 },

@@ -19,7 +19,15 @@ const Words = (() => {
     const head = headings.map((words) => (typeof words === "string" ? el("th", {}, words) : words));
     return el("table", look ? { class: look } : {}, el("thead", {}, row(...head)), el("tbody", {}, ...rows));
   }
-  const panel = (content) => el("div", { class: "panel flush" }, el("div", { class: "scroll" }, content));
+  /* A panel whose content scrolls sideways, with a hint at the right edge while there is more. */
+  function panel(content, look) {
+    const inner = el("div", { class: look ? `scroll ${look}` : "scroll", tabindex: "0" }, content);
+    const outer = el("div", { class: "panel flush" }, inner, el("div", { class: "more", "aria-hidden": "true" }, "›"));
+    const hint = () => outer.classList.toggle("wide", inner.scrollLeft + inner.clientWidth < inner.scrollWidth - 2);
+    inner.addEventListener("scroll", hint, { passive: true });
+    new ResizeObserver(hint).observe(inner);
+    return outer;
+  }
 
   const shade = (style) => Theme.colour(`@c${style % Theme.now().c.length}`);
   const swatch = (style) => el("span", { class: "dot", style: { background: shade(style) } });
@@ -31,6 +39,7 @@ const Words = (() => {
   const seconds = (value) => (value >= 7200 ? `${(value / 3600).toFixed(1)} h` : `${whole(value)} s`);
   const count = (n, one) => `${local(n)} ${one}${n === 1 ? "" : "s"}`;
   const signed = (value) => `${value >= 0 ? "+" : "−"}${Math.abs(100 * value).toFixed(1)}`;
+  const capital = (words) => words[0].toUpperCase() + words.slice(1);
   const clip = (words, most) => (words.length > most ? `${words.slice(0, most - 1)}…` : words);
   const ratio = (value, bound) => `${bound === "=" ? "" : bound}${value.toFixed(2)}x`;
   const diverged = (times) => {
@@ -50,7 +59,7 @@ const Words = (() => {
   const target = (world) => (share(world) ? `${Number((100 * world.target).toFixed(1))} %` : String(world.target));
   const change = (world, value) => (share(world) ? signed(value) : KINDS.value[0](value));
   return {
-    el, cell, small, row, table, panel, shade, swatch, local, percent, whole, mega, seconds, count, signed, clip,
+    el, cell, small, row, table, panel, shade, swatch, local, percent, whole, mega, seconds, count, signed, capital, clip,
     ratio, diverged, RATIO, KINDS, share, target, change,
   };
 })();

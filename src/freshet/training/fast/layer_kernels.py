@@ -1,4 +1,4 @@
-"""The compiled loops of the fast layers. Importing this module compiles them, or loads them from numba's cache.
+"""The compiled loops of the fast layers. Each is compiled at its first call, or loaded from numba's cache.
 
 numba caches machine code per source file, so everything that ends up in it is here: the vector code, too.
 
