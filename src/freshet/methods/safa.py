@@ -9,7 +9,7 @@ devices in P are picked, and with n_k samples of M devices::
 
     cache_k <- u_k for k in P     w <- sum_k n_k / (sum n) cache_k over all M     then cache_k <- u_k for the rest of R
 
-Then ``cache_k <- w`` for every device whose version is more than ``lag_tol`` behind the new one; if it is in flight,
+Then ``cache_k <- w`` for every device whose version is more than ``lag_tol`` behind the new one. If it is in flight,
 its trip is cancelled, and it starts again. The version of a device in flight is its base; an arrival makes it that of
 the new model, and so does ``cache_k <- w``. All caches are w^0 at first.
 
