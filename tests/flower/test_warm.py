@@ -91,6 +91,7 @@ class FakeTrainer:
 
     def end(self) -> int:
         self.ended = True
+        self.connection.close()
         return -9
 
 
@@ -185,6 +186,20 @@ def test_changed_file_replaces_the_trainer_and_loses_no_task(trainers: list[Fake
     trainers[0].say("ended", old, 0)
     executor.step()
     assert trainers[0].ended and not trainers[1].ended and not (old.crashes or new.crashes)
+
+
+def test_trainer_that_was_replaced_may_end_at_the_same_moment(trainers: list[FakeTrainer]) -> None:
+    nodes = [FakeNode("a"), FakeNode("b")]
+    old, executor = nodes[0].put(), executor_of(*nodes)
+    executor.step()
+    new = nodes[1].put()
+    executor.step()
+    trainers[0].say("changed", new, "mydata.py")
+    executor.step()
+    trainers[0].say("ended", old, 0)
+    executor.step()
+    executor._read(trainers[0])  # type: ignore[arg-type]
+    assert len(trainers) == 2 and executor._trainer is trainers[1], "its end concerns nobody"  # type: ignore[comparison-overlap]
 
 
 def test_threads_of_the_users_code_are_never_forked(trainers: list[FakeTrainer]) -> None:
@@ -420,7 +435,7 @@ ORPHAN = """
 import os, subprocess, sys, time
 from freshet.flower import warm
 os.environ[warm.PARENT] = str(os.getpid())
-inner = [sys.executable, "-m", "freshet.flower.node", "--insecure", "--superlink", "127.0.0.1:1", "--port", sys.argv[1]]
+inner = [sys.executable, "-m", *sys.argv[1:]]
 print(subprocess.Popen(inner, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid, flush=True)
 time.sleep(600)
 """
@@ -428,14 +443,28 @@ time.sleep(600)
 
 @linux
 @pytest.mark.timeout(300)
-def test_supernode_ends_with_its_supervisor() -> None:
+@pytest.mark.parametrize("module", ["node", "warm"])
+def test_supernode_and_executor_end_with_their_supervisor(module: str, tmp_path: Path) -> None:
     """A supervisor that is killed cannot stop its children."""
-    words = [sys.executable, "-c", ORPHAN, str(free_ports(1)[0])]
+    port = str(free_ports(1)[0])
+    (tmp_path / "secret").write_bytes(SECRET)
+    options = {
+        "node": ["--insecure", "--superlink", "127.0.0.1:1", "--port", port],
+        "warm": ["executor", "1", "1", f"{port}={tmp_path / 'secret'}"],
+    }[module]
+    words = [sys.executable, "-c", ORPHAN, f"freshet.flower.{module}", *options]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout is not None
         pid = int(supervisor.stdout.readline())
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        found = list[int]()
+        end = time.monotonic() + 120
+        while module == "warm" and not found and time.monotonic() < end:  # its trainer has started
+            found = [int(child) for child in children.read_text().split()]
+            time.sleep(0.05)
+        assert len(found) == (module == "warm")
         supervisor.kill()
-    assert ends(pid)
+    assert ends(pid) and all(map(ends, found))
 
 
 @linux

@@ -17,6 +17,7 @@ Executor and trainer talk over a socket pair, in JSON and Flower's protobuf mess
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -49,6 +50,8 @@ HEARTBEAT_SECONDS, PARENT_SECONDS = 5.0, 1.0
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
 #: Seconds that a SuperNode may take to answer, and to store the message of a task that it has announced.
 CALL_SECONDS, MESSAGE_SECONDS = 10.0, 10.0
+#: Seconds before the next question to a SuperNode that has refused one.
+REFUSED_SECONDS = 5.0
 #: What every trip imports, some of it late. The last two hold compiled kernels.
 MODULES = (
     "flwr.supernode.runtime.run_clientapp",
@@ -57,6 +60,8 @@ MODULES = (
     "freshet.core.kernels",
     "freshet.training.fast.layer_kernels",
 )
+#: Of Linux' prctl.
+PR_SET_PDEATHSIG = 1
 #: This module, for commands.
 MODULE = "freshet.flower.warm"
 #: The environment variable with the process id of the supervisor with which a process ends.
@@ -77,6 +82,11 @@ def exit_with_parent(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def die_with_parent() -> None:
+    """Let Linux kill this process with its parent. This needs no thread, and works while a user's code runs."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 # ---- the executor
@@ -115,7 +125,7 @@ class LocalNode:
             return None
         except Exception as error:  # a refusal, or a broken connection
             print(f"the SuperNode on port {self.port} gives no task ({error})", flush=True)
-            self._asks_at = now + LONGEST_PAUSE
+            self._asks_at = now + REFUSED_SECONDS
         return self.task
 
     def _ask(self, number: int) -> "NodeTask | None":
@@ -243,11 +253,6 @@ class WarmExecutor:
         self._trainer = TrainerProcess(threads)  # loads its libraries while the SuperNodes connect
         self._old: list[TrainerProcess] = []
 
-    def run(self, parent: int) -> None:
-        """Work until the parent has ended."""
-        while not parent or os.getppid() == parent:
-            self.step()
-
     def step(self) -> None:
         """Ask for tasks, send heartbeats, and read what the trainers report for a moment."""
         self._take_tasks()
@@ -262,10 +267,6 @@ class WarmExecutor:
         ready, _, _ = select.select(list(watched), [], [], SHORTEST_PAUSE)
         for descriptor in ready:
             self._read(watched[descriptor])
-
-    def close(self) -> None:
-        for trainer in self._all():
-            trainer.end()
 
     def _all(self) -> list[TrainerProcess]:
         return [self._trainer, *self._old]
@@ -340,7 +341,7 @@ class WarmExecutor:
             self._on_end(trainer, task, code or 1)
         if trainer in self._old:
             self._old.remove(trainer)
-        else:
+        elif trainer is self._trainer:
             print(f"the trainer ended with code {code}; starting another", flush=True)
             time.sleep(PARENT_SECONDS)  # one that dies at once must not keep the machine busy
             self._trainer = TrainerProcess(self._threads)
@@ -534,13 +535,14 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.role == "executor":
         nodes = [each.partition("=") for each in given.nodes]
         found = [LocalNode(int(port), Path(secret).read_bytes()) for port, _, secret in nodes]
+        if parent:
+            exit_with_parent(parent)
         runs = WarmExecutor(found, given.trainers, given.threads)
-        try:
-            runs.run(parent)
-        finally:
-            runs.close()
+        while True:
+            runs.step()
     else:
         if PRELOADS:
+            die_with_parent()
             preload()
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the executor has ended
             ForkingTrainer(Connection(given.descriptor), given.threads, bool(given.prepares)).run(parent)
