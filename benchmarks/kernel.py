@@ -11,6 +11,7 @@ between their resulting parameters, relative to the largest parameter. GPT-2 and
 import argparse
 import copy
 import importlib.util
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,8 +68,7 @@ CONTENDERS = ("textbook", "plain", "freshet")
 
 def transformer(cell: str) -> nn.Module:
     """A small GPT-2 or ViT without dropout, which the two loops would draw differently."""
-    import transformers
-
+    transformers: Any = importlib.import_module("transformers")
     torch.manual_seed(1)
     if cell.startswith("GPT"):
         sizes = {
@@ -81,10 +81,12 @@ def transformer(cell: str) -> nn.Module:
             "eos_token_id": 0,
         }
         off = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **off))
+        gpt: nn.Module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **off))
+        return gpt
     sizes = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
     options = transformers.ViTConfig(image_size=32, patch_size=4, num_labels=10, **sizes)
-    return transformers.ViTForImageClassification(options)
+    vit: nn.Module = transformers.ViTForImageClassification(options)
+    return vit
 
 
 def transformer_rows(cell: str) -> list[dict[str, np.ndarray]]:
@@ -118,7 +120,7 @@ def transformer_trip(cell: str, *, fast: bool = True):  # type: ignore[no-untype
 def transformer_loop(cell: str):  # type: ignore[no-untyped-def]
     """The loop of transformers' own course: ``DataLoader``, ``model(**batch).loss.backward()``."""
     _, _, samples, epochs, batch = TRANSFORMERS[cell]
-    rows = [{name: torch.as_tensor(value) for name, value in row.items()} for row in transformer_rows(cell)]
+    rows: Any = [{name: torch.as_tensor(value) for name, value in row.items()} for row in transformer_rows(cell)]
     start = transformer(cell)
 
     def loop() -> nn.Module:

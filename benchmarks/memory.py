@@ -122,7 +122,8 @@ class Adapted(nn.Module):
         self.head = nn.Linear(width, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.base(x.expand(-1, self.base.in_features)))
+        scores: Tensor = self.head(self.base(x.expand(-1, self.base.in_features)))
+        return scores
 
 
 def base_memory(workers: int, width: int = 6000) -> None:
