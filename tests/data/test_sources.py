@@ -144,6 +144,17 @@ def test_digits_are_built_in_and_always_the_same() -> None:
     assert np.array_equal(one.x_test, two.x_test)
 
 
+def test_moved_digits_are_27_versions_of_each_training_digit() -> None:
+    digits, moved = load("digits"), load("digits-moved")
+    x, versions = digits.x_train, moved.x_train.reshape(27, *digits.x_train.shape)
+    assert np.array_equal(versions[4], x), "not moved, full contrast"
+    assert np.array_equal(versions[0][:, :, 1:, 1:], x[:, :, :-1, :-1]) and not versions[0][:, :, 0].any()
+    assert np.array_equal(versions[5][:, :, :, :-1], x[:, :, :, 1:]) and not versions[5][..., -1].any()
+    assert np.array_equal(versions[13], np.float32(0.8) * x) and np.array_equal(versions[22], np.float32(0.6) * x)
+    assert np.array_equal(moved.y_train.reshape(27, -1)[26], digits.y_train)
+    assert np.array_equal(moved.x_test, digits.x_test) and np.array_equal(moved.y_test, digits.y_test)
+
+
 def test_sources_are_tried_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = {name: tmp_path / name for name in ("given", "env", "cache", "system")}
     for i, place in enumerate(places.values()):

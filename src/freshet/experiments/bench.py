@@ -98,7 +98,7 @@ class BenchWorld:
         return float(first), float(second)
 
     def seconds(self, budget: str) -> float | None:
-        """Seconds of one core for a run, measured when the world was made; None if nobody measured it."""
+        """About how many seconds of a busy core a run took when the world was made; None if nobody measured it."""
         found = self.budgets[budget].get("seconds")
         return None if found is None else float(found)
 

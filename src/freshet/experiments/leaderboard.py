@@ -336,15 +336,15 @@ def write_board(found: Record, folder: Path, stem: str = "benchmark") -> list[Pa
 
 def as_json(found: Record) -> str:
     """The results as JSON, with scores of six digits."""
-    return json.dumps(_rounded(found), indent=1, allow_nan=False) + "\n"
+    return json.dumps(_round_floats(found), indent=1, allow_nan=False) + "\n"
 
 
-def _rounded(value: Any) -> Any:
+def _round_floats(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: _round_floats(each) for key, each in value.items()}
+    return [_round_floats(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 # ---- the picture

@@ -9,6 +9,7 @@ counts. Optuna's journal lies beside the runs, so that the same command continue
 import hashlib
 import importlib
 import json
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -289,7 +290,9 @@ class Tuner:
         if not first:
             return sampler
         best = max(first, key=lambda trial: (trial.value, -trial.number))
-        return optuna.samplers.PartialFixedSampler({"training.lr": best.params["training.lr"]}, sampler)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return optuna.samplers.PartialFixedSampler({"training.lr": best.params["training.lr"]}, sampler)
 
     def _open(self, optuna: Any) -> Any:
         """Open or create the study of this folder; a trial that was cut off is queued again."""
