@@ -350,6 +350,10 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(opened: Callable[..., Drive
         ".filter((svg) => svg.getBoundingClientRect().right > 391).length"
     )
     assert wide == 0
+    hint = "return getComputedStyle(document.querySelector('#worlds .more')).display"
+    assert page.execute_script(hint) == "flex", "the table goes on to the right"
+    page.execute_script("const box = document.querySelector('.headline'); box.scrollLeft = box.scrollWidth")
+    wait(lambda: page.execute_script(hint) == "none")
     assert errors(page) == []
 
 
