@@ -72,8 +72,9 @@ def run(
 
     Example: freshet bench run --method mine.py:Mine
     """
-    from freshet.cli.screen import clock, wide_console
+    from freshet.cli.screen import wide_console
     from freshet.cli.util import make_writable
+    from freshet.display import clock
     from freshet.experiments import bench
     from freshet.experiments.compare import to_do
     from freshet.experiments.grid import parse_entries, parse_seeds
@@ -233,7 +234,7 @@ def page(
     from freshet.experiments import bench, leaderboard
 
     chosen = list(bench.worlds().values())
-    found, budget = [], "quick"
+    found, budget = list[bench.BenchRun](), "quick"
     for name in bench.BUDGETS:
         runs, _ = bench.read_kept(kept, chosen, name)
         if len({run.world for run in runs}) >= len({run.world for run in found}) and runs:

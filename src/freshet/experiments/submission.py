@@ -125,8 +125,9 @@ def compare_events(
     theirs: Iterator[Mapping[str, Any]], ours: Iterator[Mapping[str, Any]], count: int
 ) -> tuple[bool, str | None]:
     """Compare the first events of two logs: whether they are equal to the bit, and the first other difference."""
-    exact = True
-    for number, (line, again) in enumerate(zip_longest(islice(theirs, count), islice(ours, count), fillvalue={}), 1):
+    exact, nothing = True, dict[str, Any]()
+    pairs = zip_longest(islice(theirs, count), islice(ours, count), fillvalue=nothing)
+    for number, (line, again) in enumerate(pairs, 1):
         if line == again:
             continue
         exact = False
