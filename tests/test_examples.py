@@ -106,7 +106,7 @@ def test_what_people_bring_trains_alike_in_two_workers(name: str, tmp_path: Path
         f"from {name} import federation\n"
         "kinds = ({'run.executor': kind, 'run.workers': 2} for kind in ('serial', 'processes'))\n"
         "made = federation('fedasmu')\n"
-        "runs = [made.with_settings(kind).run(20, out=kind['run.executor']) for kind in kinds]\n"
+        "runs = [made.with_settings(kind).run(40, out=kind['run.executor']) for kind in kinds]\n"
         "print(runs[0].summary['uploads'] > 3, runs[0].weights.tobytes() == runs[1].weights.tobytes())\n"
     )
     (tmp_path / "compare.py").write_text(compare)

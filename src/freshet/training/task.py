@@ -88,7 +88,7 @@ class Task:
         loss: Tensor = self.loss(*self.arrange(output, y))
         return loss
 
-    def counted(self, output: Any, y: Batch) -> int:
+    def count_rows(self, output: Any, y: Batch) -> int:
         """What the mean of ``loss`` is over: the rows that ``arrange`` gives, which are samples or tokens."""
         return batch_length(self.arrange(output, y)[1])
 
@@ -138,7 +138,7 @@ class CountingLoss:
         self.count: int | None = None
 
     def mean_loss(self, output: Any, y: Batch) -> Tensor:
-        self.count = (self.count or 0) + self._task.counted(output, y)
+        self.count = (self.count or 0) + self._task.count_rows(output, y)
         return self._task.mean_loss(output, y)
 
     def batch_loss(self, model: nn.Module, x: Batch, y: Batch) -> Tensor:
