@@ -130,7 +130,7 @@ def beside(screens: list[Image.Image]) -> Image.Image:
 def draw(page: Path) -> None:
     """Write the four pictures."""
     with browser() as driver:
-        open_page(driver, page, WIDE, 1330)
+        open_page(driver, page, WIDE, 1390)
         shot(driver).save(IMAGES / "report.png", optimize=True)
         open_page(driver, page, WIDE, 1010)
         shot(driver, "fleet").save(IMAGES / "report-timeline.png", optimize=True)
