@@ -233,7 +233,8 @@ def page(
     from freshet.experiments import bench, leaderboard
 
     chosen = list(bench.worlds().values())
-    found, budget = [], "quick"
+    found: list[BenchRun] = []
+    budget = "quick"
     for name in bench.BUDGETS:
         runs, _ = bench.read_kept(kept, chosen, name)
         if len({run.world for run in runs}) >= len({run.world for run in found}) and runs:
