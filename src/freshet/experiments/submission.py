@@ -126,7 +126,9 @@ def compare_events(
 ) -> tuple[bool, str | None]:
     """Compare the first events of two logs: whether they are equal to the bit, and the first other difference."""
     exact = True
-    for number, (line, again) in enumerate(zip_longest(islice(theirs, count), islice(ours, count), fillvalue={}), 1):
+    nothing: Mapping[str, Any] = {}
+    pairs = zip_longest(islice(theirs, count), islice(ours, count), fillvalue=nothing)
+    for number, (line, again) in enumerate(pairs, 1):
         if line == again:
             continue
         exact = False
