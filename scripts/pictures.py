@@ -39,6 +39,11 @@ FLAGS = (
 WIDE, PHONE = 1400, 390
 #: Pixels between two screens of a phone in one picture.
 GAP = 24
+#: The timeline shows these seconds of a run whose links are thin, so that downloads and uploads can be seen.
+THIN = ("--until", "210s", "--seed", "1", "-s", "fleet.up_mbps=0.1", "-s", "fleet.down_mbps=0.2")
+SHOWN_SECONDS = (150, 200)
+#: Where the mouse points, as shares of the window.
+POINTER = (0.48, 0.421)
 
 
 def run_demo(folder: Path) -> None:
@@ -47,6 +52,12 @@ def run_demo(folder: Path) -> None:
         place = folder / f"seed-{seed}"
         if not place.is_dir():
             subprocess.run([sys.executable, "-m", "freshet", "demo", "--seed", str(seed), "-o", str(place)], check=True)
+
+
+def run_thin(folder: Path) -> None:
+    """Make the run of the timeline."""
+    words = ("run", "--method", "fedasmu-fresh", *THIN, "--out", str(folder))
+    subprocess.run([sys.executable, "-m", "freshet", *words], check=True)
 
 
 def numbers(folder: Path) -> dict[str, Any]:
@@ -127,13 +138,23 @@ def beside(screens: list[Image.Image]) -> Image.Image:
     return whole
 
 
-def draw(page: Path) -> None:
-    """Write the four pictures."""
+def timeline(driver: Any, page: Path) -> Image.Image:
+    """Some seconds of the fleet, with the mouse on a trip."""
+    open_page(driver, page, WIDE, 1010)
+    seconds = json.dumps({"xaxis.range": list(SHOWN_SECONDS)})
+    driver.execute_script(f"Plotly.relayout(document.querySelector('#fleet .js-plotly-plot'), {seconds})")
+    shot(driver, "fleet")  # scrolls there
+    place = {"x": round(POINTER[0] * WIDE), "y": round(POINTER[1] * 1010)}
+    driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", **place})
+    return shot(driver, "fleet")
+
+
+def draw(page: Path, thin: Path) -> None:
+    """Write the four pictures: those of the demo, and the timeline of the run with thin links."""
     with browser() as driver:
         open_page(driver, page, WIDE, 1390)
         shot(driver).save(IMAGES / "report.png", optimize=True)
-        open_page(driver, page, WIDE, 1010)
-        shot(driver, "fleet").save(IMAGES / "report-timeline.png", optimize=True)
+        timeline(driver, thin).save(IMAGES / "report-timeline.png", optimize=True)
         open_page(driver, page, WIDE, 1200, dark=True)
         shot(driver).save(IMAGES / "report-dark.png", optimize=True)
         open_page(driver, page, PHONE, 1055)
@@ -146,9 +167,11 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="folder of the demo's runs (default: a temporary one)")
     given = parser.parse_args()
     with TemporaryDirectory() as temporary:
-        folder = given.runs or Path(temporary) / "runs"
+        own = Path(temporary)
+        folder = given.runs or own / "runs"
         run_demo(folder)
-        draw(report(folder, Path(temporary) / "report.html"))
+        run_thin(own / "thin")
+        draw(report(folder, own / "report.html"), report(own / "thin", own / "thin.html"))
         NUMBERS.write_text(json.dumps(numbers(folder), indent=2) + "\n")
 
 
