@@ -55,3 +55,10 @@ def test_the_make_targets_it_names_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"make ([a-z]+)", README):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_number_of_methods_is_true() -> None:
+    from freshet.methods import registry
+
+    for page in (README, (ROOT / "docs" / "index.md").read_text()):
+        assert re.search(r"It has (\d+) methods", page)[1] == str(len(registry()))
