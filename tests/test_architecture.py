@@ -18,13 +18,14 @@ def test_no_module_or_class_name_is_used_twice_and_no_function_is_a_bare_partici
     assert not [line for lines in names.findings().values() for line in lines]
 
 
-def test_there_are_at_most_190_modules_besides_the_methods():
+def test_there_are_at_most_192_modules_besides_the_methods():
     """A method is one file, so their number grows with the methods and not with the house.
 
-    The benchmark has five modules: worlds and plans, ranks, results, submissions, and its command.
+    The benchmark has five modules: worlds and plans, ranks, results, submissions, and its command. Progress and reprs,
+    which the command line and Python share, have one, and so have warm devices.
     """
     methods = {f"{method.__module__.removeprefix('freshet.').replace('.', '/')}.py" for method in registry().values()}
-    assert sum(str(path) not in methods for path, _ in names.modules()) <= 190
+    assert sum(str(path) not in methods for path, _ in names.modules()) <= 192
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from freshet.data.adapters import is_table
 from freshet.data.dataset import DataSet, own_data
 from freshet.data.samples import Collate
 from freshet.data.shards import is_given, is_partitioner, unwrap_loaders
-from freshet.display import facts_html, progress_bar
 from freshet.errors import ConfigError, DataError, RunError
 from freshet.result import Result
 from freshet.runs import checkpoint
@@ -159,6 +158,8 @@ class Federation:
             "task": f"{config.training.task}, judged by {self.assembly.metric.name}",
             "seed": config.run.seed,
         }
+        from freshet.display import facts_html
+
         return facts_html(f"Federation with {config.method_name}", facts)
 
     @classmethod
@@ -232,6 +233,8 @@ class Federation:
         config, observers = self.config, check_observers(observers)
         if until is not None:
             config = config.with_run(until=_as_seconds(until))
+        from freshet.display import progress_bar
+
         with progress_bar(config.method_name, config.run.until, config.run.rounds, progress) as bar:
             return self._run(config, out, [*bar, *observers], pool)
 
@@ -295,6 +298,8 @@ class Federation:
         if run.is_deployed():
             raise RunError(f"{directory} is the run of a deployment; resume it with: {run.resume_command()}")
         run_until = self.config.run.until if until is None else self.config.with_run(until=_as_seconds(until)).run.until
+        from freshet.display import progress_bar
+
         bar = progress_bar(self.config.method_name, run_until, rounds or self.config.run.rounds, progress)
         with RunLock(Path(directory)) as lock, bar as shown:
             return self._resume(directory, lock, until, rounds, [*shown, *observers], pool, accept_changes)

@@ -14,7 +14,6 @@ from torch import nn
 from freshet.assembly import built_in
 from freshet.config import CUSTOM, resolve
 from freshet.core.vectors import Vector
-from freshet.display import facts_html, number, whole_table
 from freshet.errors import ConfigError, RunError
 from freshet.runs.reader import RunDirectory
 from freshet.runs.records import ACCURACY, Metric, metric_of
@@ -49,11 +48,15 @@ class Result:
         self._rebuilt = rebuilt
 
     def __repr__(self) -> str:
+        from freshet.display import number
+
         name, value, seconds = self.metric.name, self.summary[f"final_{self.metric.name}"], self.summary["virtual_time"]
         reached = f"{name} {number(value)} after {seconds:g} s"
         return f"Result({self.summary['method']}: {reached}, {self.summary['status']}, in {self.directory})"
 
     def _repr_html_(self) -> str:
+        from freshet.display import facts_html, number
+
         summary, name = self.summary, self.metric.name
         facts = {f"final {name}": number(summary[f"final_{name}"]), f"best {name}": number(summary[f"best_{name}"])}
         if summary["target"] is not None:
@@ -94,6 +97,8 @@ class Result:
 
     def frame(self) -> "pd.DataFrame":
         """All metrics as a pandas DataFrame, one row per test of the model: time, metric and loss first."""
+        from freshet.display import whole_table
+
         first = [name for name in ("time", self.metric.name, "loss") if self.rows and name in self.rows[0]]
         return whole_table([{name: row.get(name) for name in first} | row for row in self.rows])
 

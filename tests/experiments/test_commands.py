@@ -82,13 +82,18 @@ def test_a_failed_run_is_shown_and_the_exit_code_says_so(command, monkeypatch):
         (["compare", "-m", "fedavg", "--cell", "x"], "--cell"),
         (["compare", "-m", "fedavg", "--tuned", "nowhere"], "--tuned: nowhere has no best.toml"),
         (["compare", "-m", "fedavg,fedprox", "-s", "method.mu=1"], "fedavg.mu=1 instead of"),
-        (["compare", "-m", "fedavg", "--executor", "magic"], "run.executor"),
     ],
 )
 def test_a_mistake_is_one_sentence(command, words, problem):
     with pytest.raises(FreshetError) as caught:
         command(*words)
     assert problem in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_executor_that_does_not_exist_names_those_that_do(command):
+    done = command("compare", "-m", "fedavg", "--executor", "magic")
+    assert done.exit_code == 2
+    assert all(name in done.output for name in ("magic", "auto", "serial", "processes", "ray"))
 
 
 def test_tune_makes_a_config_that_compare_takes(command, tmp_path):

@@ -72,5 +72,7 @@ def test_figures_use_only_palette_colours():
 
 
 def test_lines_of_the_page_can_be_read():
-    for asset in (files("freshet.report") / "assets").iterdir():
+    ours = [asset for asset in (files("freshet.report") / "assets").iterdir() if not asset.name.startswith("plotly")]
+    assert len(ours) > 5
+    for asset in ours:
         assert max(map(len, asset.read_text().splitlines())) < 120, asset.name

@@ -1,7 +1,8 @@
 "use strict";
 /* Unpacks the drawing library, plotly.js, which the page carries compressed. The page's policy knows its hash. */
 const Library = (async () => {
-  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (letter) => letter.charCodeAt(0));
+  const text = atob(document.getElementById("plotly").textContent);
+  const packed = Uint8Array.from(text, (letter) => letter.charCodeAt(0));
   const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const script = document.createElement("script");
   script.textContent = await new Response(unpacked).text();

@@ -3,7 +3,8 @@
    canvas beneath it, in layers of one colour, so that thousands of them follow the mouse. */
 const Timeline = (() => {
   const HALF = 0.36, BINS = 12;
-  let place, canvas, tip, data, lanes, spans, fresh, view, bounds, alphas, typical, layers, running = false, clock = "time";
+  let place, canvas, tip, data, lanes, spans, fresh, view, bounds, alphas, typical, layers;
+  let running = false, clock = "time";
 
   const GLYPHS = {
     dot: Array.from({ length: 12 }, (_, i) => [Math.cos(i * Math.PI / 6), Math.sin(i * Math.PI / 6)]),

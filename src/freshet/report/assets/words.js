@@ -22,7 +22,8 @@ const Words = (() => {
   /* A panel whose content scrolls sideways, with a hint at the right edge while there is more. */
   function panel(content, look) {
     const inner = el("div", { class: look ? `scroll ${look}` : "scroll", tabindex: "0" }, content);
-    const outer = el("div", { class: "panel flush" }, inner, el("div", { class: "more", "aria-hidden": "true" }, "›"));
+    const more = el("div", { class: "more", "aria-hidden": "true" }, "›");
+    const outer = el("div", { class: "panel flush" }, inner, more);
     const hint = () => outer.classList.toggle("wide", inner.scrollLeft + inner.clientWidth < inner.scrollWidth - 2);
     inner.addEventListener("scroll", hint, { passive: true });
     new ResizeObserver(hint).observe(inner);
@@ -59,7 +60,8 @@ const Words = (() => {
   const target = (world) => (share(world) ? `${Number((100 * world.target).toFixed(1))} %` : String(world.target));
   const change = (world, value) => (share(world) ? signed(value) : KINDS.value[0](value));
   return {
-    el, cell, small, row, table, panel, shade, swatch, local, percent, whole, mega, seconds, count, signed, capital, clip,
+    el, cell, small, row, table, panel, shade, swatch, local, percent, whole, mega, seconds, count, signed, capital,
+    clip,
     ratio, diverged, RATIO, KINDS, share, target, change,
   };
 })();
