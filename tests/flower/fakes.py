@@ -12,6 +12,7 @@ from freshet.flower.device import Device
 from freshet.flower.driver import LiveDriver, NetworkSettings, Reply
 from freshet.flower.security import Tokens
 from freshet.methods import class_and_preset
+from freshet.runs import checkpoint
 from freshet.runs.writer import RunWriter
 from freshet.training.task import Score
 
@@ -85,6 +86,22 @@ class FakeFederation:
         )
         score = lambda weights: Score({"accuracy": 0.5}, 1.0)  # noqa: E731
         return LiveDriver(coordinator, self.transport, writer, score, TOKENS, network, nodes=nodes, eval_every=1e6)
+
+    def save(self) -> None:
+        """Write a checkpoint, as the run's lifecycle does."""
+        tree = self.live.state() | {"wall_seconds": 0.0}
+        checkpoint.write(self.folder / "run", tree)
+        self.live.writer.record_checkpoint(tree["log"]["events"])
+
+    def restart(self) -> dict[str, Any]:
+        """Start another server from the last checkpoint and the journal. Messages are gone. Returns the checkpoint."""
+        self.live.writer.lock.release()
+        self.transport.sent.clear()
+        self.transport.ready.clear()
+        tree: dict[str, Any] = checkpoint.read(self.folder / "run").tree
+        self.live = self.build(RunWriter(self.folder / "run", resume=tree["log"]))
+        self.live.restore(tree, 1e6)
+        return tree
 
     def step(self) -> None:
         """Run one turn of the driver's loop."""

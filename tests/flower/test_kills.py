@@ -14,7 +14,6 @@ from freshet.flower import device as device_module
 from freshet.flower import wire
 from freshet.flower.fresh import NoFreshAnswer
 from freshet.flower.journal import Journal
-from freshet.runs import checkpoint
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
 from freshet.runs.writer import RunWriter
@@ -65,7 +64,7 @@ class KilledFederation:
         ):
             monkeypatch.setattr(owner, name, self._mortal(getattr(owner, name)))
         monkeypatch.setattr(device_module, "_client", lambda _, given: Service(self, given.device, given.trip))
-        self.fed.live.run(1e6, lambda: self.save() is None)  # a run begins with a checkpoint
+        self.fed.live.run(1e6, lambda: self.fed.save() is None)  # a run begins with a checkpoint
 
     def _mortal(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, before and after which the server may be killed."""
@@ -83,12 +82,6 @@ class KilledFederation:
         if self.fuse == 0:
             raise Killed
 
-    def save(self) -> None:
-        live = self.fed.live
-        tree = live.state() | {"wall_seconds": 0.0}
-        checkpoint.write(self.fed.folder / "run", tree)
-        live.writer.record_checkpoint(tree["log"]["events"])
-
     def turn(self) -> None:
         """One turn of the server, which starts again if it was killed."""
         try:
@@ -100,18 +93,13 @@ class KilledFederation:
 
     def restart(self) -> None:
         """What a kill leaves: the files as far as they were written. All messages and the log's buffer are gone."""
-        fed, run, self.fuse = self.fed, self.fed.folder / "run", -1
+        fed, self.fuse = self.fed, -1
         with Path(os.devnull).open("wb") as nowhere:
             for file in (fed.live.writer._events, fed.live.writer._metrics):
                 os.dup2(nowhere.fileno(), file.fileno())
-        fed.live.writer.lock.release()
-        fed.transport.sent.clear()
-        fed.transport.ready.clear()
-        tree = checkpoint.read(run).tree
-        fed.live = fed.build(RunWriter(run, resume=tree["log"]))
-        fed.live.restore(tree, 1e6)
+        fed.restart()
         self.dead, self.kills = False, self.kills + 1
-        self.save()
+        self.fed.save()
 
     def device_turn(self, rng: np.random.Generator) -> None:
         """Let one device answer its message. It may be killed, too, before it has saved its answer."""
@@ -148,7 +136,7 @@ def test_server_killed_at_random_moments_loses_nothing(
             kills.device_turn(rng)
         if kills.fuse > 0 and rng.random() < 0.02:
             kills.fuse, fuse = -1, kills.fuse  # a checkpoint is written as a whole
-            kills.save()
+            kills.fed.save()
             kills.fuse = fuse
     kills.fuse = -1
     for _ in range(20):
@@ -170,7 +158,7 @@ def test_server_killed_after_it_has_answered_accepts_the_merge(tmp_path: Path, m
     kills = KilledFederation(tmp_path, "side", monkeypatch)
     fed = kills.fed
     fed.step()
-    kills.save()
+    kills.fed.save()
     rng = np.random.default_rng(0)
     kills.device_turn(rng)
     fed.step()  # version 2
@@ -185,22 +173,6 @@ def test_server_killed_after_it_has_answered_accepts_the_merge(tmp_path: Path, m
     assert audit(RunDirectory(tmp_path / "run")).passed
 
 
-def saved(fed: FakeFederation) -> None:
-    tree = fed.live.state() | {"wall_seconds": 0.0}
-    checkpoint.write(fed.folder / "run", tree)
-    fed.live.writer.record_checkpoint(tree["log"]["events"])
-
-
-def restart(fed: FakeFederation) -> None:
-    fed.live.writer.flush()
-    fed.live.writer.lock.release()
-    fed.transport.sent.clear()
-    fed.transport.ready.clear()
-    tree = checkpoint.read(fed.folder / "run").tree
-    fed.live = fed.build(RunWriter(fed.folder / "run", resume=tree["log"]))
-    fed.live.restore(tree, 1e6)
-
-
 def answered(fed: FakeFederation, number: str) -> None:
     fed.transport.put(number, wire.answer_record(fed.answer(number)))
     fed.step()
@@ -211,7 +183,7 @@ def test_answer_to_a_trip_that_was_abandoned_before_the_checkpoint_is_replayed(k
     """The checkpoint has no such trip, and the journal has its late answer."""
     method = {"name": "fedasync"} if kind == "given up" else {"name": "safa", "C": 0.3, "lag_tol": 1}
     fed = FakeFederation(tmp_path, method, in_flight=3)
-    fed.live.run(1e6, lambda: saved(fed) is None)
+    fed.live.run(1e6, lambda: fed.save() is None)
     fed.step()
     late = list(fed.transport.sent)[-1]
     if kind == "given up":
@@ -224,8 +196,9 @@ def test_answer_to_a_trip_that_was_abandoned_before_the_checkpoint_is_replayed(k
         answered(fed, others[0])
         fed.step()
     assert fed.live.server.away, "the device is silent"
-    saved(fed)
+    fed.save()
     answered(fed, late)
     counts = fed.live.coordinator.counts
-    restart(fed)
+    fed.live.writer.flush()
+    fed.restart()
     assert fed.live.coordinator.counts == counts and not fed.live.server.away

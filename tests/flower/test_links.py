@@ -20,7 +20,6 @@ from freshet.flower.fresh import NoFreshAnswer, _fresh_tree, _read_fresh
 from freshet.runs import checkpoint
 from freshet.runs.audit import audit
 from freshet.runs.reader import RunDirectory
-from freshet.runs.writer import RunWriter
 from freshet.training.trainer import TripInput
 from tests.flower.fakes import TOKENS, FakeFederation
 
@@ -62,11 +61,7 @@ def folder_of(fed: FakeFederation, node: int) -> DeviceFolder:
 
 def restart(fed: FakeFederation) -> None:
     """Kill the server after its last checkpoint and start it again."""
-    fed.live.writer.lock.release()
-    fed.transport.sent.clear()
-    tree = checkpoint.read(fed.folder / "run").tree
-    fed.live = fed.build(RunWriter(fed.folder / "run", resume=tree["log"]))
-    fed.live.restore(tree, 1e6)
+    fed.restart()
     fed.step()
     fed.step()
 
